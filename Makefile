@@ -1,0 +1,51 @@
+# Two commands: `make lab` opens the course, `make test` proves it.  `make help` lists the rest.
+# PYTHON=python3.13 picks the Python that .venv is made with; without it the first that fits is used.
+
+PYTHON   =
+LAB_ARGS =
+TEST_ARGS =
+LOCK_ARGS =
+
+BIN := .venv/bin
+# In a container one is often root, and Jupyter then wants to hear that it is meant.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
+export UV_PYTHON_DOWNLOADS = never
+export UV_SYSTEM_CERTS = 1
+# The kernel of this environment, even where the user has another one called python3.
+export JUPYTER_PREFER_ENV_PATH = 1
+unexport JUPYTER_PATH
+
+.PHONY: help lab test notebooks bench lint lock env clean
+.DEFAULT_GOAL := help
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+lab: env ## set up, then open JupyterLab on the start notebook (LAB_ARGS="--no-browser --port 8890")
+	@$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+
+test: env ## set up, then run every test and every notebook (TEST_ARGS="-k traffic")
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+notebooks: env ## execute all notebooks and write them back in their normal form
+	@$(BIN)/python tools/notebooks.py
+
+bench: env ## print this machine's time and memory ratios
+	@$(BIN)/python tools/bench.py
+
+lint: env ## check the style of code and notebooks
+	@$(BIN)/ruff check .
+
+lock: env ## resolve requirements.lock again from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
+	@uv=$$(command -v uv || echo $(BIN)/uv); $$uv pip compile pyproject.toml --extra dev \
+	    --universal --python-version 3.11 --generate-hashes --no-annotate --quiet \
+	    --no-config --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" $(LOCK_ARGS) -o requirements.lock
+
+env: ## make or update .venv; does nothing if it is up to date
+	@sh tools/env.sh "$(PYTHON)"
+
+clean: ## remove .venv and every cache
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +
