@@ -1,0 +1,41 @@
+"""attention_lib: the library behind the course "FlashAttention and Memory-Efficient Kernels".
+
+Read the modules in this order; each opens with what it is for and where its algorithm comes from.
+
+    reference   softmax and standard attention: the definition
+    online      the state (m, l, O), which takes attention one piece at a time
+    tiled       FlashAttention's loops, and the unfused loop they replace
+    memory      HBM: every load and store of those loops, counted
+    traffic     the closed forms that the counts must equal
+    hardware    GPUs as data, the roofline, what fits in SRAM
+"""
+
+from attention_lib.hardware import GPUS, ridge, roofline, your_gpu
+from attention_lib.memory import HBM, OnChipOverflow
+from attention_lib.reference import softmax, standard_attention
+from attention_lib.tiled import (
+    block_sizes,
+    flash_attention,
+    flash_attention_q_outer,
+    unfused_attention,
+)
+from attention_lib.traffic import flash_traffic, q_outer_traffic, standard_traffic
+
+__version__ = "0.1.0"
+__all__ = [
+    "GPUS",
+    "HBM",
+    "OnChipOverflow",
+    "block_sizes",
+    "flash_attention",
+    "flash_attention_q_outer",
+    "flash_traffic",
+    "q_outer_traffic",
+    "ridge",
+    "roofline",
+    "softmax",
+    "standard_attention",
+    "standard_traffic",
+    "unfused_attention",
+    "your_gpu",
+]
