@@ -120,6 +120,7 @@ _GH100 = "NVIDIA, H100 Tensor Core GPU Architecture whitepaper (quoted, read: "
 _H100_CARD = "NVIDIA, H100 SXM specification table (quoted, read: HPC Tech product page, H100)"
 _H200_CARD = "NVIDIA, H200 datasheet: from the vendor's datasheet, not re-read; "
 _SCALING = "J. Austin et al., How to Scale Your Model, part 12 (Aug 2025), GPU specs table (read)"
+_H200_SELF = "one H200, asked through CUDA: recordings/h200_device.json, 2026-11-29 (read)"
 _HGX_B200 = "NVIDIA, Blackwell datasheet, HGX B200, per GPU (quoted, read: zdszero, Hardware)"
 _AD102 = "NVIDIA, Ada GPU Architecture whitepaper v2.1, Appendix A (quoted, read: course notes)"
 
@@ -160,10 +161,10 @@ GPUS = {
         fp32_flops=(66.9e12, _H200_CARD + "the H100's chip and clock, so the H100's figure"),
         bandwidth=(4.8e12, _H200_CARD + "same figure in " + _SCALING),
         memory=(141 * GiB, _H200_CARD + "same figure in " + _SCALING),
-        sms=(132, _SCALING),
-        # Documents and device differ: to model the device, your_gpu("H200", l2=60 * MiB).
-        l2=(50 * MiB, _SCALING + "; the H200 measured for this course reports 60 MB to CUDA"),
-        **_SM90,
+        sms=(132, _H200_SELF),
+        l2=(60 * MiB, _H200_SELF + "; documents on the H100's chip say 50"),
+        **_SM90
+        | {"sram_per_sm": (228 * KiB, _H200_SELF), "sram_per_block": (227 * KiB, _H200_SELF)},
     ),
     # The B200 of an 8-GPU board (HGX, 1000 W). In a GB200 the same chip may draw 1200 W and is
     # listed with 2.5e15 FLOP/s and 8 TB/s; "4.5 PFLOPS" and "5 PFLOPS" are with sparsity.
@@ -204,7 +205,7 @@ def find_gpu(gpu):
 
 
 def your_gpu(like="A100-80", **changes):
-    """A copy of a known GPU with your own figures, e.g. your_gpu("H200", l2=60 * MiB).
+    """A copy of a known GPU with your own figures, e.g. your_gpu("H200", bandwidth=4.3e12).
 
     Changed figures have the source "yours"; the others keep the figure and source of `like`.
     ValueError names a field that does not exist or a figure that is impossible.

@@ -162,11 +162,11 @@ def test_names_and_gpus_are_interchangeable():
 
 
 def test_your_gpu_marks_what_is_yours_and_leaves_the_original():
-    mine = hw.your_gpu("H200", l2=60 * MiB, bandwidth=4.0e12)
-    assert (mine.l2, mine.bandwidth, mine.sms) == (60 * MiB, 4.0e12, 132)
+    mine = hw.your_gpu("H200", l2=50 * MiB, bandwidth=4.0e12)
+    assert (mine.l2, mine.bandwidth, mine.sms) == (50 * MiB, 4.0e12, 132)
     assert {key for key, source in mine.sources.items() if source == "yours"} == {"l2", "bandwidth"}
     assert mine.sources["sms"] == GPUS["H200"].sources["sms"]
-    assert GPUS["H200"].l2 == 50 * MiB and "yours" not in GPUS["H200"].sources.values()
+    assert GPUS["H200"].l2 == 60 * MiB and "yours" not in GPUS["H200"].sources.values()
     assert "H200" in mine.name and hw.your_gpu(name="lab").name == "lab"
     assert hw.your_gpu(mine, sms=100).sources["l2"] == "yours"
 
