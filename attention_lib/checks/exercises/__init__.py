@@ -1,0 +1,1 @@
+"""One module for each exercise notebook, each with its list QUESTIONS."""
