@@ -109,7 +109,8 @@ def draw_peaks(peaks):
     for name, (label, colour, style) in PEAKS.items():
         x = [N for N in sizes if (name, N) in peaks]
         y = [peaks[name, N] / 2**20 for N in x]
-        y = [round(v, 2 if v < 1 else 1) for v in y]  # a few bytes more or less: the same picture
+        # A few KiB more or less must give the same picture: steps with no value near their edge.
+        y = [round(v, 2) if v < 1 else round(v, 1) if v < 4 else round(4 * v) / 4 for v in y]
         ax.plot(x, y, color=COLOURS[colour], label=label, **style)
     for power, start in ((2, 3.2), (1, 0.16)):
         y = [start * (N / sizes[0]) ** power for N in (sizes[0], sizes[-1])]
