@@ -31,7 +31,10 @@ def for_each_head(algorithm):
 
     @functools.wraps(algorithm)
     def entry(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{algorithm.__name__}() got wrong arguments: {error}") from None
         call.apply_defaults()
         a = call.arguments
         check_qkv(a["Q"], a["K"], a["V"])

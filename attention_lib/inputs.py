@@ -3,6 +3,7 @@
 A message names the argument, what came, and what is accepted.
 """
 
+import math
 import operator
 
 import numpy as np
@@ -13,13 +14,19 @@ ALIGN = ("lower-right", "upper-left")
 
 def compute_dtype(dtype):
     """The dtype the arithmetic runs in: float32 for the 16-bit types, else the type itself."""
-    return np.dtype(np.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
+    dtype = np.dtype(dtype).newbyteorder("=")
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def check_array(name, x):
+    """Raise unless x is a plain numpy array. A masked array's mask would be lost without a word."""
+    if not isinstance(x, np.ndarray) or isinstance(x, (np.ma.MaskedArray, np.matrix)):
+        raise TypeError(f"{name} must be a numpy array, got {type(x).__name__}")
 
 
 def check_float_array(name, x, ndim=1):
     """Raise unless x is a numpy array of at least `ndim` axes with a floating dtype we support."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"{name} must be a numpy array, got {type(x).__name__}")
+    check_array(name, x)
     if x.dtype.name not in FLOATS:
         raise TypeError(f"{name} has dtype {x.dtype.name}; accepted: {', '.join(FLOATS)}")
     if x.ndim < ndim:
@@ -30,7 +37,10 @@ def check_int(name, value):
     """Return value as an int, or raise if it is not a whole number."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of more than one int has __index__ too
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} {value!r}") from None
 
 
 def check_positive_int(name, value, minimum=1):
@@ -58,8 +68,10 @@ def check_qkv(Q, K, V):
     """Raise unless Q, K, V are attention inputs that belong together (shapes, dtype, heads)."""
     for name, x in (("Q", Q), ("K", K), ("V", V)):
         check_float_array(name, x, ndim=2)
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name} has NaN or infinity; accepted: finite numbers")
     for name, x in (("K", K), ("V", V)):
-        if x.dtype != Q.dtype:
+        if x.dtype.name != Q.dtype.name:
             raise TypeError(
                 f"{name} has dtype {x.dtype.name} but Q has {Q.dtype.name}; "
                 "accepted: one dtype for all three (cast on purpose, with .astype)"
@@ -81,8 +93,7 @@ def check_qkv(Q, K, V):
 
 def check_mask(mask, Q, K):
     """Raise unless mask is boolean, or additive float, and broadcasts to (..., Nq, Nk)."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"mask must be a numpy array or None, got {type(mask).__name__}")
+    check_array("mask", mask)
     full = (*Q.shape[:-1], K.shape[-2])
     try:
         fits = np.broadcast_shapes(mask.shape, full) == full
@@ -96,5 +107,10 @@ def check_mask(mask, Q, K):
         raise TypeError(
             f"mask has dtype {mask.dtype.name}; accepted: bool (True: may see), {', '.join(FLOATS)}"
         )
-    if np.isnan(mask).any() or np.isposinf(mask).any():
-        raise ValueError("mask has NaN or +inf; accepted: finite values, and -inf to hide a key")
+    with np.errstate(invalid="ignore"):
+        largest = float(mask.max(initial=-math.inf))  # one number, not a copy; NaN stays NaN
+    limit = float(np.finfo(compute_dtype(Q.dtype)).max)
+    if not largest <= limit:
+        raise ValueError(
+            f"mask has NaN, +inf or more than {limit:.3g}; accepted: numbers, and -inf to hide"
+        )

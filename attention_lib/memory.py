@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 
-from attention_lib.inputs import check_positive_int
+from attention_lib.inputs import check_array, check_positive_int
 
 
 class OnChipOverflow(ValueError):
@@ -32,7 +32,8 @@ class HBM:
       peak_on_chip           the largest total held at one moment
       peak_tiles             what was held at that moment: name -> elements
 
-    Runs add up; use a new HBM to start from zero.
+    Counts of several runs add up, and the peak is the largest; use a new HBM to start from zero. A
+    run that ends in an error leaves what it did until then.
     """
 
     def __init__(self, budget=None):
@@ -57,7 +58,10 @@ class HBM:
         return sum(self.peak_tiles.values())
 
     def tensor(self, name, array):
-        """Place an array in HBM under a name. Moves nothing: the data starts there."""
+        """Place an array in HBM under a name. Moves nothing: the data starts there.
+
+        The name is also the slot that its tiles take on chip, so give each tensor its own.
+        """
         return Tensor(self, name, array)
 
     def launch(self):
@@ -97,8 +101,7 @@ class Tensor:
     """An array in HBM. Nothing can be computed on it: load a tile, compute, store."""
 
     def __init__(self, hbm, name, array):
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} must be a numpy array, got {type(array).__name__}")
+        check_array(name, array)
         self.hbm, self.name, self.array = hbm, name, array
 
     @property
@@ -113,6 +116,7 @@ class Tensor:
 
     def store(self, tile, *index):
         """Copy a tile from the chip to array[index] and count its elements."""
+        check_array(f"tile for {self.name}", tile)
         target = self.array[index]
         if target.shape != tile.shape:
             raise ValueError(

@@ -31,8 +31,10 @@ class State(NamedTuple):
 def start(rows, d, dtype=np.float64):
     """The state before any key: m = -inf, l = 0, O = 0. It is the identity of `merge`."""
     rows, d = check_positive_int("rows", rows, 0), check_positive_int("d", d, 0)
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise TypeError(f"dtype is {np.dtype(dtype).name}; accepted: float32 or float64")
+    if dtype not in (np.float32, np.float64, "float32", "float64"):
+        raise TypeError(
+            f"dtype is {getattr(dtype, '__name__', dtype)!r}; accepted: float32 or float64"
+        )
     return State(np.full(rows, -math.inf, dtype), np.zeros(rows, dtype), np.zeros((rows, d), dtype))
 
 
@@ -43,13 +45,19 @@ def update(state, S, V, *, overwrite=False, matmul=np.matmul):
     overwrite: allow S to become the numerators exp(S - m), and state.O to be added to in place, as
     a kernel's registers are. matmul: the product to use (a counting one, say).
     Returns the new State. Unless you allow overwrite, state and S stay as they were.
-    FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 9 and 10, without the printed ^-1.
+    FlashAttention-2 (arXiv 2307.08691), Algorithm 1, lines 9 and 10. In print, line 10 divides O
+    by the rescale factor; that is a misprint.
     """
     _check_state("state", state)
     check_float_array("S", S, ndim=2)
     check_float_array("V", V, ndim=2)
     check_bool("overwrite", overwrite)
     m, l, O = state
+    for name, x in (("S", S), ("V", V)):
+        if x.dtype != O.dtype:
+            raise TypeError(
+                f"{name} has dtype {x.dtype.name}; accepted: {O.dtype.name}, the dtype of state.O"
+            )
     if S.shape[:-1] != m.shape:
         raise ValueError(f"S has shape {S.shape}; accepted: {m.shape} rows, then the chunk")
     if V.shape[-2:] != (S.shape[-1], O.shape[-1]):
@@ -59,12 +67,13 @@ def update(state, S, V, *, overwrite=False, matmul=np.matmul):
         )
     m_new = np.maximum(m, S.max(axis=-1, initial=-math.inf))
     m_safe = finite_or_zero(m_new)
-    P = np.subtract(S, m_safe[..., None], out=S if overwrite else None)
-    np.exp(P, out=P)
-    alpha = np.exp(m - m_safe)  # 1 where the maximum stayed, less where it rose
-    l = alpha * l + P.sum(axis=-1)
-    O = np.multiply(alpha[..., None], O, out=O if overwrite else None)
-    O += matmul(P, V)
+    with np.errstate(under="ignore"):  # far below the maximum exp is 0, as it should be
+        P = np.subtract(S, m_safe[..., None], out=S if overwrite else None)
+        np.exp(P, out=P)
+        alpha = np.exp(m - m_safe)  # 1 where the maximum stayed, less where it rose
+        l = alpha * l + P.sum(axis=-1)
+        O = np.multiply(alpha[..., None], O, out=O if overwrite else None)
+        O += matmul(P, V)
     return State(m_new, l, O)
 
 
@@ -78,10 +87,13 @@ def merge(a, b):
     _check_state("b", b)
     if a.O.shape != b.O.shape:
         raise ValueError(f"b has O of shape {b.O.shape}; accepted: the shape of a.O, {a.O.shape}")
+    if a.O.dtype != b.O.dtype:
+        raise TypeError(f"b has dtype {b.O.dtype.name}; accepted: {a.O.dtype.name}, as a")
     m = np.maximum(a.m, b.m)
     m_safe = finite_or_zero(m)
-    wa, wb = np.exp(a.m - m_safe), np.exp(b.m - m_safe)
-    return State(m, wa * a.l + wb * b.l, wa[..., None] * a.O + wb[..., None] * b.O)
+    with np.errstate(under="ignore"):
+        wa, wb = np.exp(a.m - m_safe), np.exp(b.m - m_safe)
+        return State(m, wa * a.l + wb * b.l, wa[..., None] * a.O + wb[..., None] * b.O)
 
 
 def finish(state):
@@ -97,7 +109,12 @@ def finish(state):
 
 
 def _check_state(name, state):
-    if not isinstance(state, State):
+    if isinstance(state, State):
+        if any(not isinstance(x, np.ndarray) for x in state) or not (
+            state.m.shape == state.l.shape == state.O.shape[:-1]
+        ):
+            raise ValueError(f"{name} has parts that do not fit: m and l are (..., rows), O adds d")
+    else:
         raise TypeError(
             f"{name} must be a State (from start, update or merge), got {type(state).__name__}"
         )

@@ -56,13 +56,15 @@ def hide(S, first_row, first_col, offset, mask_tile):
     additive, broadcastable to S, or None.
     """
     if offset is not None:
-        i = np.arange(first_row, first_row + S.shape[0])[:, None]
-        j = np.arange(first_col, first_col + S.shape[1])[None, :]
-        np.copyto(S, -math.inf, where=j > i + offset)
+        visible = np.tri(*S.shape, first_row + offset - first_col, dtype=bool)  # on and below
+        np.copyto(S, -math.inf, where=~visible)
     if mask_tile is not None and mask_tile.dtype == bool:
         np.copyto(S, -math.inf, where=~mask_tile)
     elif mask_tile is not None:
-        S += mask_tile.astype(S.dtype, copy=False)
+        with np.errstate(over="ignore"):  # below the range of S: hidden
+            bias = mask_tile.astype(S.dtype, copy=False)
+        np.copyto(S, -math.inf, where=np.isneginf(bias))  # first: inf + -inf would be NaN
+        S += bias
 
 
 @for_each_head
@@ -79,7 +81,7 @@ def standard_attention(Q, K, V, *, causal=False, mask=None, align="lower-right")
     dtype = compute_dtype(Q.dtype)
     Nq, d = Q.shape
     S = Q.astype(dtype, copy=False) @ K.T.astype(dtype, copy=False)
-    S *= 1 / math.sqrt(d)  # math.sqrt: a numpy float64 scalar would turn float32 into float64
+    S *= 1 / math.sqrt(d)  # math.sqrt: S * np.sqrt(d) would turn float32 into float64
     hide(S, 0, 0, causal_offset(Nq, K.shape[0], align) if causal else None, mask)
     P = softmax(S)
     O = P @ V.astype(dtype, copy=False)

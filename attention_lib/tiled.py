@@ -77,7 +77,8 @@ def flash_attention(Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align
         for rows in blocks(Nq, Br):  # line 7
             if nothing_visible(rows, cols, offset):
                 continue
-            Qi, Oi, li, mi = Q.load(rows, dtype=dtype), O.load(rows), l.load(rows), m.load(rows)
+            Qi, Oi = Q.load(rows, dtype=dtype), O.load(rows)  # line 8
+            li, mi = l.load(rows), m.load(rows)
             S = hbm.hold("S", hbm.matmul(Qi, Kj.T))  # line 9
             S *= scale
             hide(S, rows.start, cols.start, offset, load_mask(mask, rows, cols))

@@ -1,8 +1,9 @@
 """Closed forms: what each loop moves, without running it, and what it must store.
 
 `*_traffic` give elements of one head and equal the count of the loop in `tiled` exactly, for every
-size, ragged or not (FlashAttention, arXiv 2205.14135, Theorem 2 gives the order of growth; the
-exact forms are counted from Algorithms 0 and 1, and from FlashAttention-2's Algorithm 1).
+size, ragged or not. A mask array comes on top, as reads_by["mask"]; causality needs no array.
+(FlashAttention, arXiv 2205.14135, Theorem 2 gives the order of growth; the exact forms are counted
+from its Algorithms 0 and 1, and from FlashAttention-2's Algorithm 1, arXiv 2307.08691.)
 
 The calculators below them take a whole layer and give bytes. Each answers a question that a
 well-read article on the subject answered too, with rules that are not all right. rule="article"
@@ -49,9 +50,11 @@ def flash_traffic(N, d, Br, Bc, causal=False, *, Nk=None, align="lower-right"):
     """
     N, d, Br, Bc, Nk = _check(N=N, d=d, Br=Br, Bc=Bc, Nk=N if Nk is None else Nk)
     offset = _offset(N, Nk, causal, align)
+    if offset is None:
+        return 2 * Nk * d + (3 * d + 4) * N * math.ceil(Nk / Bc)
     rows = 0
     for first_key in range(0, Nk, Bc):
-        first_row = 0 if offset is None else max(0, first_key - offset)
+        first_row = max(0, first_key - offset)
         rows += N - Br * (first_row // Br) if first_row < N else 0
     return 2 * Nk * d + (3 * d + 4) * rows
 
@@ -64,10 +67,12 @@ def q_outer_traffic(N, d, Br, Bc, causal=False, *, Nk=None, align="lower-right")
     """
     N, d, Br, Bc, Nk = _check(N=N, d=d, Br=Br, Bc=Bc, Nk=N if Nk is None else Nk)
     offset = _offset(N, Nk, causal, align)
+    if offset is None:
+        return 2 * N * d + N + 2 * d * Nk * math.ceil(N / Br)
     keys = 0
     for first_row in range(0, N, Br):
         last_row = min(first_row + Br, N) - 1
-        visible = Nk if offset is None else min(max(0, last_row + offset + 1), Nk)
+        visible = min(max(0, last_row + offset + 1), Nk)
         keys += min(Nk, Bc * -(-visible // Bc))
     return 2 * N * d + N + 2 * d * keys
 
@@ -75,7 +80,8 @@ def q_outer_traffic(N, d, Br, Bc, causal=False, *, Nk=None, align="lower-right")
 def tile_elements(Br, Bc, d):
     """On-chip elements of one step of either order: K, V, Q, O, S tiles, and l, m of each row.
 
-    Equals the peak_on_chip of a run whose N is at least Br and Bc. S and P share one tile.
+    Equals the peak_on_chip of a run with no mask whose N = Nk is at least Br and Bc. S and P share
+    one tile.
     """
     Br, Bc, d = _check(Br=Br, Bc=Bc, d=d)
     return 2 * Bc * d + 2 * Br * d + Br * Bc + 2 * Br
@@ -134,7 +140,8 @@ def largest_context(budget, d, heads, *, method, element_bytes=2, rule="correcte
 def layer_traffic(N, d, heads, *, method, Br=128, Bc=128, element_bytes=2, rule="corrected"):
     """Bytes that the forward pass of one attention layer moves between HBM and the chip.
 
-    method "standard", "flash" (Algorithm 1) or "q-outer"; Br and Bc as in those loops.
+    method "standard", "flash" (Algorithm 1) or "q-outer"; Br and Bc as in those loops. All rules
+    agree on "standard".
     rule "article": the account in which Q, K, V and O are each touched once, 4Nd, for any tiled
     method. It is the least possible, and it is what DRAM sees when every repeated read of K and V
     hits the L2 cache; the loop itself asks for more.
@@ -162,6 +169,7 @@ def arithmetic_intensity(N, d, Br, *, element_bytes=2, rule="corrected"):
     rule "article": one inner step, where only K and V move: 2 Br / element_bytes, whatever N.
     """
     N, d, Br, element_bytes = _check(N=N, d=d, Br=Br, element_bytes=element_bytes)
+    check_positive_int("N", N)
     check_choice("rule", rule, RULES)
     if rule == "article":
         return 2 * Br / element_bytes

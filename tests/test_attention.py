@@ -1,6 +1,7 @@
 """Every version of attention in the library against an independent float64 oracle."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def test_leading_axes_and_grouped_heads(dtype, heads_kv):
     mask = rng.random((2, 1, 1, 23)) < 0.7  # padding: one row of keys for each sequence
     O, L = flash_attention_q_outer(Q, K, V, 5, 7, causal=True, mask=mask)
     assert O.shape == Q.shape and L.shape == Q.shape[:-1]
+    assert O.dtype == dtype and L.dtype == (np.float64 if dtype is np.float64 else np.float32)
     for b in range(2):
         for h in range(6):
             kv = h // (6 // heads_kv)
@@ -114,6 +116,120 @@ def test_softmax_against_scipy(seed, dtype, shape, size):
         eps = max(storage_eps(dtype), 2**-23 if np.dtype(dtype).itemsize < 8 else 2**-52)
         assert got.dtype == x.dtype
         assert np.all(np.abs(got.astype(np.float64) - want) <= (x.shape[axis] + 16) * eps)
+
+
+def test_softmax_of_16_bit_numbers_is_summed_in_32_bits():
+    x = np.zeros((1, 5000), np.float16)  # a 16-bit sum of ones stops growing at 2048
+    assert np.all(softmax(x) == np.float16(1 / 5000))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda f: f.__name__)
+def test_no_floating_point_fault_is_raised_or_left(version):
+    x = np.ones((6, 2))
+    Q, K = x * 100, np.linspace(-100, 100, 6)[:, None] * x  # exp underflows far from the maximum
+    blocks = (2, 2) if version in (flash_attention, flash_attention_q_outer) else ()
+    with np.errstate(all="raise"):
+        version(Q, K, x, *blocks, causal=True, mask=np.eye(6, dtype=bool))
+        softmax(K[:, 0] * 100)
+        states = [whole(K[:, :1].T * 1e4, x), whole(K[:, :1].T, x)]
+        online.finish(online.merge(*states))
+
+
+@pytest.mark.parametrize("version", [standard_attention, unfused_attention])
+def test_a_score_beyond_float16_is_inf_there_and_no_warning(version):
+    Q = np.full((2, 4), 300, np.float16)
+    O, S, P = version(Q, Q, Q)
+    assert np.isinf(S).all() and np.all(P == 0.5) and np.all(O == 300)
+
+
+def test_half_precision_is_kept_on_chip_in_float32_between_tiles():
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.standard_normal((3, 256, 16)).astype(np.float16)
+    true, _, _ = oracle(Q, K, V)
+    errors = [
+        np.abs(O.astype(float) - true).max()
+        for O in (standard_attention(Q, K, V)[0], flash_attention(Q, K, V, 16, 1)[0])
+    ]
+    assert errors[1] <= 1.1 * errors[0]  # 256 tiles, and only the last store rounds
+
+
+def test_mask_of_a_wider_type_or_beyond_the_range():
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.standard_normal((3, 9, 4), dtype=np.float32)
+    wide = np.where(rng.random((9, 9)) < 0.5, -1e300, rng.standard_normal((9, 9)))
+    wide[4] = np.finfo(np.float64).min  # this row sees nothing
+    narrow = np.where(wide < -1e38, -np.inf, wide).astype(np.float32)
+    O, _, _ = flash_attention(Q, K, V, 4, 4, mask=wide)
+    assert O.dtype == np.float32 and np.all(O[4] == 0)
+    assert np.array_equal(O, flash_attention(Q, K, V, 4, 4, mask=narrow)[0])
+
+
+def test_masks_of_one_axis_or_none():
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.standard_normal((3, 9, 4))
+    keys = rng.random(9) < 0.5
+    for mask, same_as in ((keys, np.tile(keys, (9, 1))), (np.array(True), None)):
+        want, _, _ = oracle(Q, K, V, mask=same_as)
+        for x in (Q, Q[None]):
+            got = flash_attention(x, K[None] if x.ndim == 3 else K, V[None] if x.ndim == 3 else V,
+                                  4, 4, mask=mask)[0]  # fmt: skip
+            assert np.allclose(got, want, rtol=1e-13, atol=1e-13)
+
+
+def test_other_byte_orders():
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    swapped = x.astype(x.dtype.newbyteorder())
+    for version in VERSIONS:
+        blocks = (2, 2) if version in (flash_attention, flash_attention_q_outer) else ()
+        for a, b in zip(version(swapped, x, swapped, *blocks), version(x, x, x, *blocks),
+                        strict=True):  # fmt: skip
+            assert np.array_equal(a, b)
+
+
+def test_a_hidden_score_stays_hidden_even_where_it_overflows():
+    Q, K, V = np.full((2, 1), 1e25, np.float32), np.full((3, 1), 1e25, np.float32), np.eye(3, 1)
+    K[:2] = 1
+    hide_last = np.array([[0, 0, -np.inf]])
+    with np.errstate(over="ignore"):
+        O = standard_attention(Q, K, V.astype(np.float32), mask=hide_last)[0]
+    assert np.all(O == 0.5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_of_the_q_outer_order(causal):
+    """1/200 of standard attention's at N = 8192, whose two N x N arrays take 512 MiB."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 8192, 64), dtype=np.float32)
+    tracemalloc.start()
+    flash_attention_q_outer(Q, K, V, 256, 256, causal=causal)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= (2 * 8192 * 8192 + 8192 * 64) * 4 / 200
+
+
+def test_memory_with_a_mask_is_no_copy_of_it():
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 2048, 16), dtype=np.float32)
+    mask = np.zeros((2048, 2048), np.float32)
+    for loop in (flash_attention, flash_attention_q_outer):
+        tracemalloc.start()
+        loop(Q, K, V, 128, 128, mask=mask)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < mask.nbytes / 10
+
+
+def test_the_wrapper_keeps_name_and_documentation():
+    for version in VERSIONS:
+        assert version.__name__.endswith(("attention", "q_outer")) and "Returns" in version.__doc__
+
+
+def test_a_batched_state():
+    rng = np.random.default_rng(0)
+    S, V = rng.standard_normal((2, 3, 7)), rng.standard_normal((2, 7, 5))
+    state = online.State(np.full((2, 3), -np.inf), np.zeros((2, 3)), np.zeros((2, 3, 5)))
+    O, L = online.finish(online.update(online.update(state, S[..., :4], V[:, :4]), S[..., 4:],
+                                       V[:, 4:]))  # fmt: skip
+    assert np.allclose(O, special.softmax(S, axis=-1) @ V, atol=1e-14)
+    assert np.allclose(L, special.logsumexp(S, axis=-1), atol=1e-14)
 
 
 def test_softmax_of_a_row_of_minus_infinity_is_zero():

@@ -34,15 +34,52 @@ ATTENTION = [
     ((A[None], B, B), {}, ValueError, "K has shape .*; accepted: the leading axes of Q"),
     ((np.stack([A] * 3), np.stack([B] * 2), np.stack([B] * 2)), {}, ValueError, "K has 2 heads"),
     ((A[None][:0], B[None], B[None]), {}, ValueError, r"Q has shape \(0, 6, 4\)"),
+    (
+        (np.where(A == 0, np.nan, A), B, B),
+        {},
+        ValueError,
+        "Q has NaN or infinity; accepted: finite",
+    ),
+    ((A, B, B + np.inf), {}, ValueError, "V has NaN or infinity"),
+    ((np.ma.array(A), B, B), {}, TypeError, "Q must be a numpy array, got MaskedArray"),
+    ((A, B.view(np.matrix), B), {}, TypeError, "K must be a numpy array, got matrix"),
+    (
+        (A.astype(np.float16), B.astype(ml_dtypes.bfloat16), B),
+        {},
+        TypeError,
+        "K has dtype bfloat16",
+    ),
+    ((A.astype(np.longdouble), B, B), {}, TypeError, "Q has dtype"),
+    (
+        (np.zeros((2, 4, 6, 4)), np.zeros((3, 4, 8, 4)), np.zeros((3, 4, 8, 4))),
+        {},
+        ValueError,
+        "K has",
+    ),
+    (
+        (np.zeros((4, 6, 4)), np.zeros((0, 8, 4)), np.zeros((0, 8, 4))),
+        {},
+        ValueError,
+        "K has 0 heads",
+    ),
+    ((A, B, B), {"align": ["lower-right"]}, ValueError, "align is"),
+    ((A, B, B), {"mask": np.full((6, 8), 1e39)}, None, ""),
+    (
+        (A, B, B),
+        {"mask": np.ma.array(np.ones((6, 8), bool))},
+        TypeError,
+        "mask must be a numpy array",
+    ),
+    ((A, B, B), {"mask": np.zeros((6, 8), np.longdouble)}, TypeError, "mask has dtype"),
     ((A, B, B), {"causal": "yes"}, TypeError, "causal must be True or False, got str 'yes'"),
     ((A, B, B), {"causal": 1}, TypeError, "causal must be True or False, got int 1"),
     ((A, B, B), {"align": "left"}, ValueError, "align is 'left'; accepted: 'lower-right'"),
-    ((A, B, B), {"mask": [[True]]}, TypeError, "mask must be a numpy array or None, got list"),
+    ((A, B, B), {"mask": [[True]]}, TypeError, "mask must be a numpy array, got list"),
     ((A, B, B), {"mask": np.ones((6, 8), int)}, TypeError, "mask has dtype int64; accepted: bool"),
     ((A, B, B), {"mask": np.ones((8, 6), bool)}, ValueError, r"mask has shape \(8, 6\).*\(6, 8\)"),
     ((A, B, B), {"mask": np.ones((2, 6, 8), bool)}, ValueError, "mask has shape"),
-    ((A, B, B), {"mask": np.full((6, 8), np.nan)}, ValueError, "mask has NaN or .inf"),
-    ((A, B, B), {"mask": np.full((6, 8), np.inf)}, ValueError, "mask has NaN or .inf"),
+    ((A, B, B), {"mask": np.full((6, 8), np.nan)}, ValueError, "mask has NaN, .inf or more"),
+    ((A, B, B), {"mask": np.full((6, 8), np.inf)}, ValueError, "mask has NaN, .inf or more"),
     ((A, B, B), {"hbm": {}}, TypeError, "hbm must be an HBM or None, got dict"),
 ]
 BLOCKS = [
@@ -52,6 +89,7 @@ BLOCKS = [
     ((4, "4"), TypeError, "Bc must be an int, got str '4'"),
     ((True, 4), TypeError, "Br must be an int, got bool True"),
     ((None, 4), TypeError, "Br must be an int, got NoneType"),
+    ((np.array([4, 4]), 4), TypeError, "Br must be an int, got ndarray"),
 ]
 
 
@@ -61,8 +99,19 @@ def test_attention_refuses(name, qkv, options, kind, message):
     function, blocks = ENTRIES[name]
     if "hbm" in options and "hbm" not in inspect.signature(function).parameters:
         message = "hbm"  # an argument that standard_attention does not have
+    if kind is None:  # accepted here, refused where it is too large for the arithmetic
+        function(*qkv, *blocks, **options)
+        qkv, kind = [x.astype(np.float32) for x in qkv], ValueError
+        message = "mask has NaN, .inf or more than 3.4e"
     with pytest.raises(kind, match=message):
         function(*qkv, *blocks, **options)
+
+
+def test_an_argument_that_is_missing_or_unknown_names_the_function():
+    with pytest.raises(TypeError, match=r"flash_attention\(\) got wrong arguments: .*'Bc'"):
+        attention_lib.flash_attention(A, B, B, 4)
+    with pytest.raises(TypeError, match=r"standard_attention\(\) got wrong arguments: .*'heads'"):
+        attention_lib.standard_attention(A, B, B, heads=4)
 
 
 @pytest.mark.parametrize("blocks, kind, message", BLOCKS)
@@ -86,7 +135,7 @@ OTHERS = [
     (lambda: attention_lib.HBM(budget="4k"), TypeError, "budget must be an int, got str '4k'"),
     (lambda: attention_lib.HBM().tensor("A", [1]), TypeError, "A must be a numpy array, got list"),
     (lambda: online.start(-1, 4), ValueError, "rows is -1; accepted: 0 or more"),
-    (lambda: online.start(3, 4, int), TypeError, "dtype is int64; accepted: float32 or float64"),
+    (lambda: online.start(3, 4, int), TypeError, "dtype is 'int'; accepted: float32"),
     (lambda: online.update((1, 2, 3), S, S), TypeError, "state must be a State .*got tuple"),
     (lambda: online.update(STATE, S[:2], S.T), ValueError, r"S has shape \(2, 5\)"),
     (lambda: online.update(STATE, S, S), ValueError, r"V has shape \(3, 5\); accepted: 5 rows"),
@@ -99,6 +148,27 @@ OTHERS = [
     (lambda: online.merge(STATE, None), TypeError, "b must be a State"),
     (lambda: online.merge(STATE, online.start(4, 2)), ValueError, r"b has O of shape \(4, 2\)"),
     (lambda: online.finish(S), TypeError, "state must be a State"),
+    (lambda: online.finish(online.State(1, 2, 3)), ValueError, "state has parts that do not fit"),
+    (lambda: online.start(3, 2, np.float16), TypeError, "accepted: float32 or float64"),
+    (lambda: online.start(3, 2, "zzz"), TypeError, "dtype is 'zzz'"),
+    (
+        lambda: online.update(online.start(3, 2, np.float32), S, S.T[:, :2]),
+        TypeError,
+        "S has dtype float64; accepted: float32, the dtype of state.O",
+    ),
+    (
+        lambda: online.merge(STATE, online.start(3, 2, np.float32)),
+        TypeError,
+        "b has dtype float32; accepted: float64",
+    ),
+    (lambda: online.update(STATE, S.astype(int), S.T[:, :2]), TypeError, "S has dtype int64"),
+    (lambda: online.merge(STATE, online.start(3, 4)), ValueError, r"b has O of shape \(3, 4\)"),
+    (lambda: attention_lib.HBM().tensor("A", S).store(S.T), ValueError, r"tile for A has shape"),
+    (
+        lambda: attention_lib.HBM().tensor("A", S).store([1]),
+        TypeError,
+        "tile for A must be a numpy",
+    ),
     (lambda: traffic.standard_traffic(-1, 64), ValueError, "N is -1; accepted: 0 or more"),
     (
         lambda: traffic.standard_traffic(8, 64, Nk=1.5),
@@ -116,6 +186,7 @@ OTHERS = [
     (lambda: traffic.layer_traffic(8, 4, 0, method="flash"), ValueError, "heads is 0"),
     (lambda: traffic.layer_traffic(8, 4, 1, method="flash", Br=0), ValueError, "Br is 0"),
     (lambda: traffic.arithmetic_intensity(8, 4, 4, rule=None), ValueError, "rule is None"),
+    (lambda: traffic.arithmetic_intensity(0, 4, 4), ValueError, "N is 0; accepted: 1 or more"),
     (lambda: checks.check("nothing", 1), ValueError, "exercise_id is 'nothing'; accepted:"),
     (lambda: checks.ask(None), ValueError, "exercise_id is None; accepted:"),
     (lambda: data.real_qkv(layer=99), ValueError, "layer"),

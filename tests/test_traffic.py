@@ -92,6 +92,26 @@ def test_heads_add_up():
     assert hbm.reads + hbm.writes == 2 * 6 * flash_traffic(20, 4, 8, 8)
 
 
+def test_a_mask_row_that_heads_share_is_loaded_as_one_row():
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 2, 3, 20, 4))
+    hbm = HBM()
+    flash_attention(Q, K, V, 8, 8, mask=np.ones((1, 20), bool), hbm=hbm)
+    assert hbm.reads_by["mask"] == 2 * 3 * 3 * 20  # batch, heads, Q blocks, keys
+
+
+def test_a_new_kernel_starts_with_an_empty_chip():
+    x, small = np.zeros((64, 16)), np.zeros((8, 16))
+    hbm = HBM()
+    unfused_attention(x, x, x, 8, hbm=hbm)
+    # The fullest moment: all of K, a block of Q and its row of scores.
+    assert hbm.peak_tiles == {"K": 64 * 16, "Q": 8 * 16, "S": 8 * 64}
+    assert hbm.on_chip == {"V": 64 * 16, "P": 8 * 64, "O": 8 * 16}
+    for loop in (flash_attention, flash_attention_q_outer):
+        loop(small, small, small, 4, 4, hbm=hbm)
+        assert set(hbm.on_chip) == {"K", "V", "Q", "O", "S", "l", "m"}
+        assert sum(hbm.on_chip.values()) == traffic.tile_elements(4, 4, 16)
+
+
 # The course's worked numbers (elements), each also derivable by hand from 2Nd + Tc(3Nd + 4N),
 # 2Nd + N + 2Nd*Tr and 4Nd + 4N^2 with M = 50,000, d = 64, Br = 64, Bc = 196.
 WORKED = [
@@ -233,6 +253,31 @@ def test_layer_traffic_of_the_article(N):
         assert bytes_moved("q-outer", again) == 2.0625 * GiB
         assert bytes_moved("q-outer", "corrected") == bytes_moved("q-outer", again) + 32 * N * 2
         assert bytes_moved("flash", "corrected") == 32 * 2 * flash_traffic(N, 128, 128, 128)
+
+
+def test_the_calculators_use_each_argument():
+    N, d = 1000, 64  # not a multiple of the blocks; float32; Br and Bc different
+    q = traffic.layer_traffic(N, d, 3, method="q-outer", Br=192, Bc=64, element_bytes=4)
+    assert q == 3 * 4 * q_outer_traffic(N, d, 192, 64)
+    f = traffic.layer_traffic(N, d, 3, method="flash", Br=192, Bc=64, element_bytes=4)
+    assert f == 3 * 4 * flash_traffic(N, d, 192, 64)
+    again = "article, K and V again"
+    assert traffic.layer_traffic(N, d, 1, method="flash", Br=192, rule=again) == 2 * (
+        2 * N * d + 2 * N * d * 6
+    )
+    half, full = (traffic.arithmetic_intensity(N, d, 64, element_bytes=b) for b in (4, 2))
+    assert half == full / 2
+    for method in ("standard", "flash"):
+        exact = traffic.attention_memory(4096, d, 2, method=method)["total"]
+        assert traffic.largest_context(exact, d, 2, method=method) == 4096
+    small = traffic.largest_context(2 * 1024 * 1024 * 2, d, 2, method="standard", rule="article")
+    assert small == 0  # the article's list starts at 2,048
+
+
+def test_long_sequences_take_no_time():
+    N = 10**9
+    assert flash_traffic(N, 64, 64, 196) == 2 * N * 64 + math.ceil(N / 196) * (3 * 64 + 4) * N
+    assert q_outer_traffic(N, 64, 64, 196) == 2 * N * 64 + N + 2 * N * 64 * math.ceil(N / 64)
 
 
 def test_arithmetic_intensity():
