@@ -10,7 +10,7 @@ from attention_lib.hardware import GPUS
 from attention_lib.recordings import recording, said
 
 ROOT = Path(__file__).parent.parent
-GPU_RECORDINGS = ["h200_device", "h200_sdpa_counters"]
+GPU_RECORDINGS = ["h200_device", "h200_sdpa_counters", "h200_sdpa_calls"]
 
 
 @pytest.mark.parametrize("name", GPU_RECORDINGS)
@@ -62,3 +62,13 @@ def test_the_device_agrees_with_the_table():
     for size, outcome in record["launch_with_shared_memory"].items():
         fits = int(size.split()[0]) * 1024 <= gpu.sram_per_block
         assert (outcome == "ran") == fits
+
+
+def test_only_the_math_implementation_takes_memory_that_grows_with_n_squared():
+    record = recording("h200_sdpa_calls")
+    matrix = 2 * 16 * 4096 * 4096 * 2 / 2**20  # MiB of S, or of P, in float16
+    output = 2 * 16 * 4096 * 64 * 2 / 2**20
+    for name, taken in record["memory_MiB"].items():
+        assert taken >= output
+        assert (taken > 2 * matrix) == (name == "math"), name
+    assert record["picked"]["float64"] == "math"

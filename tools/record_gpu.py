@@ -1,11 +1,14 @@
 """Record what the CPU notebooks quote from a GPU. Needs a GPU, torch, CuPy and Nsight Compute.
 
-    python tools/record_gpu.py OUT     writes OUT/device.json and OUT/counters.json
+    python tools/record_gpu.py OUT     writes three files; copied to attention_lib/recordings/ they
+                                       are h200_device, h200_sdpa_counters and h200_sdpa_calls
 
-device.json: what the device says of itself, and whether a kernel starts with so much shared memory.
-counters.json: bytes through DRAM and through L2, by the hardware's own counters, of standard
+h200_device: what the device says of itself, and whether a kernel starts with so much shared memory.
+h200_sdpa_counters: bytes through DRAM and through L2, by the hardware's own counters, of standard
 attention as three framework kernels and of the framework's fused call; times from CUDA events.
 The scale is folded into Q beforehand, so that the three kernels are all there is.
+h200_sdpa_calls: which implementation the framework's call picked for eight kinds of input, by the
+names of the kernels that ran; and how much memory each implementation took for one input.
 """
 
 import csv
@@ -167,6 +170,85 @@ def record_counters():
     return provenance() | {"dtype": "float16", "batch": 1, "heads": HEADS, "d": D, "rows": rows}
 
 
+# ---------------------------------------------------------------- which implementation runs
+
+
+def inputs(dtype="float16", d=64, square=True):
+    import torch
+
+    kind = getattr(torch, dtype)
+    lengths = (2048, 2048 if square else 4096, 2048 if square else 4096)
+    return [torch.randn(1, 8, n, d, device="cuda", dtype=kind) for n in lengths]
+
+
+def picked(options):
+    """The implementation that ran, from the kernels' names, and those names."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    options = dict(options)
+    shape = {k: options.pop(k) for k in ("dtype", "d", "square") if k in options}
+    Q, K, V = inputs(**shape)
+    call = {"is_causal": options.get("is_causal", False), "dropout_p": options.get("dropout", 0.0)}
+    if options.get("mask"):
+        call["attn_mask"] = torch.rand(Q.shape[2], K.shape[2], device="cuda") < 0.9
+    torch.nn.functional.scaled_dot_product_attention(Q, K, V, **call)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        torch.nn.functional.scaled_dot_product_attention(Q, K, V, **call)
+        torch.cuda.synchronize()
+    operators = [event.key for event in trace.key_averages() if event.key.startswith("aten::")]
+    kinds = {
+        "aten::_scaled_dot_product_flash_attention": "flash",
+        "aten::_scaled_dot_product_efficient_attention": "efficient",
+        "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+        "aten::_scaled_dot_product_attention_math": "math",
+    }
+    return next(kind for name, kind in kinds.items() if name in operators)
+
+
+def memory_taken(backend):
+    """MiB that one call takes beyond its inputs, at its peak, with this implementation forced."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    Q, K, V = (torch.randn(2, 16, 4096, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    for _ in range(2):  # the first call may load a library
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            torch.nn.functional.scaled_dot_product_attention(Q, K, V)
+        torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def record_calls():
+    import torch
+
+    calls = {
+        "float16": {},
+        "bfloat16, is_causal, Nq = Nk": {"dtype": "bfloat16", "is_causal": True},
+        "float16, dropout_p=0.1": {"dropout": 0.1},
+        "float16, attn_mask": {"mask": True},
+        "float16, is_causal, Nq != Nk": {"is_causal": True, "square": False},
+        "float16, d = 320": {"d": 320},
+        "float32": {"dtype": "float32"},
+        "float64": {"dtype": "float64"},
+    }
+    backends = {
+        "flash": "FLASH_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+        "cudnn": "CUDNN_ATTENTION",
+        "math": "MATH",
+    }
+    return provenance() | {
+        "cudnn": torch.backends.cudnn.version(),
+        "picked": {name: picked(options) for name, options in calls.items()},
+        "memory_shape": "(2, 16, 4096, 64), float16",
+        "memory_MiB": {name: memory_taken(backend) for name, backend in backends.items()},
+    }
+
+
 def main():
     if sys.argv[1:2] == ["--workload"]:
         return workload(int(sys.argv[2]))
@@ -174,7 +256,12 @@ def main():
         raise SystemExit(__doc__)
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    for name, record in (("device", record_device), ("counters", record_counters)):
+    records = {
+        "h200_device": record_device,
+        "h200_sdpa_counters": record_counters,
+        "h200_sdpa_calls": record_calls,
+    }
+    for name, record in records.items():
         (out / f"{name}.json").write_text(json.dumps(record(), indent=1) + "\n", encoding="utf-8")
         print(f"wrote {name}.json", flush=True)
 
