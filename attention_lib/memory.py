@@ -127,12 +127,13 @@ class Tensor:
         self.hbm.writes_by[self.name] += tile.size
 
     def __array__(self, *args, **kwargs):
-        raise TypeError(
-            f"{self.name} is in HBM: load a tile of it first, with {self.name}.load(rows)"
-        )
+        name = self.name
+        raise TypeError(f"{name} is in HBM: load a tile of it first, with {name}.load(rows)")
 
-    def __getitem__(self, index):
-        self.__array__()
+    # Arithmetic by operators ends there too, with the same sentence.
+    __getitem__ = __matmul__ = __rmatmul__ = __add__ = __radd__ = __sub__ = __rsub__ = __array__
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __iter__ = __array__
+    T = property(__array__)
 
     def __repr__(self):
         return f"Tensor({self.name!r} in HBM, shape={self.shape}, dtype={self.array.dtype})"

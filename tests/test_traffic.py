@@ -177,7 +177,13 @@ def test_budget_says_by_how_much():
 
 def test_nothing_computes_on_hbm():
     A = HBM().tensor("A", np.ones((4, 4)))
-    for use in (lambda: np.exp(A), lambda: A[0], lambda: A @ np.ones(4), lambda: np.ones(4) @ A):
+    ones = np.ones(4)
+    uses = (
+        *(lambda: np.exp(A), lambda: A[0], lambda: A @ ones, lambda: ones @ A, lambda: A.T),
+        *(lambda: A * 2, lambda: 2 * A, lambda: A + A, lambda: 1 - A, lambda: A / 2, lambda: -A),
+        *(lambda: A**2, lambda: sum(A), lambda: A @ A),
+    )
+    for use in uses:
         with pytest.raises(TypeError, match="A is in HBM: load a tile"):
             use()
 

@@ -114,7 +114,7 @@ def _check_number(q: Number, answer):
     if abs(answer - truth) <= q.tolerance * abs(truth):
         return Result(PASSED, f"{q.id}: yes. {q.why}")
     for name, (wrong, remark) in q.slips.items():
-        if abs(answer - wrong()) <= 0.01 * abs(wrong()):
+        if abs(answer - wrong()) <= q.slip_tolerance * abs(wrong()):
             return Result(NOT_YET, f"{q.id}: {_ratio(answer, truth)} {remark}", name)
     return Result(NOT_YET, f"{q.id}: {_ratio(answer, truth)} {q.hint}")
 

@@ -36,7 +36,8 @@ class Number:
     why: str  # said with a right answer
     hint: str  # said with an unknown wrong one
     slips: Mapping[str, tuple[Callable[[], float], str]] = field(default_factory=dict)
-    tolerance: float = 0.02
+    tolerance: float = 0.02  # relative, of a right answer
+    slip_tolerance: float = 0.01  # of a slip; a count is exact, a rounded ratio is not
 
 
 @dataclass(frozen=True)
