@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from attention_lib.framework import CALLS, backends, choice
-from attention_lib.show.style import COLOURS, HATCHES, MARKERS, new_figure
+from attention_lib.show.style import COLOURS, MARKERS, new_figure
 
 MiB = 2**20
 
@@ -97,7 +97,11 @@ def memory_figure(sizes, unfused, fused):
 
 
 def counters_figure(rows):
-    """Bytes through DRAM and through L2, each row of a recording a bar, on a log scale."""
+    """Bytes through DRAM and through L2, each row of a recording a dot, on a log scale.
+
+    Dots, since the length of a bar means nothing on such a scale. The last row is said as a share
+    of the first.
+    """
     fig, axes = new_figure(8.6, 2.9, ncols=2, sharey=True)
     names = [row["step"] for row in rows]
     for ax, title, values in (
@@ -106,10 +110,12 @@ def counters_figure(rows):
     ):
         for k, (name, value) in enumerate(zip(names, values, strict=True)):
             kind = "q_outer" if name == "fused" else "standard"
-            ax.barh(k, value, color=COLOURS[kind], hatch=HATCHES[kind], edgecolor="black")
+            ax.plot(value, k, MARKERS[kind], color=COLOURS[kind], markersize=10)
             label = f"{value / 1e9:.1f} GB" if value > 1e9 else f"{value / 1e6:.0f} MB"
-            ax.text(value * 1.15, k, label, va="center", fontsize=10)
-        ax.set(xscale="log", xlim=(2e7, 4e11), title=title, xlabel="bytes")
+            share = f", 1/{values[0] / value:.0f} of {names[0]}" if value < values[0] / 10 else ""
+            ax.text(value * 1.35, k, label + share, va="center", fontsize=10)
+        ax.set(xscale="log", xlim=(4e7, 4e11), title=title, xlabel="bytes, log scale")
+        ax.margins(y=0.15)
         ax.set_yticks(range(len(names)), names)
         ax.grid(False, axis="y")
     axes[0].invert_yaxis()

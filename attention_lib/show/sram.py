@@ -157,7 +157,7 @@ def block_map(gpu, d, N, *, rule="real", sizes=(16, 32, 64, 96, 128, 192, 256)):
                 else:
                     need = sram_use(Br, Bc, d, rule=rule)["total"] / KiB
                     back = dict(facecolor="white", edgecolor="none", pad=0.5)
-                    text, ink, style = f"{need:.0f} K", "#444444", dict(fontsize=8, bbox=back)
+                    text, ink, style = f"{need:.0f}\nKiB", "#444444", dict(fontsize=8, bbox=back)
                     patch = dict(facecolor="white", edgecolor="#cccccc", hatch="//", linewidth=0)
                 ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **patch))
                 ax.text(x, y, text, ha="center", va="center", color=ink, **style)

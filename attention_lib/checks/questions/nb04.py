@@ -66,8 +66,18 @@ QUESTIONS = [
                 lambda: math.ceil(N1 / BC) * N1,
                 "These are rows. A row of Q has d elements.",
             ),
+            "passes-not-elements": (
+                lambda: math.ceil(N1 / BC),
+                "These are the passes, and their number is right. Now the elements: each pass "
+                "loads N rows of d.",
+            ),
+            "q-and-o-together": (
+                lambda: 2 * math.ceil(N1 / BC) * N1 * D,
+                "That is Q and O together. O is loaded as often as Q; the question is about Q.",
+            ),
         },
         tolerance=0.001,
+        slip_tolerance=0.0005,
     ),
     Number(
         "p04-2",
@@ -115,6 +125,7 @@ QUESTIONS = [
             ),
         },
         tolerance=0.002,
+        slip_tolerance=0.00005,  # a count: 17.3e6 is not the slip of 17,301,504
     ),
     Number(
         "p04-3",
@@ -208,7 +219,7 @@ QUESTIONS = [
         "a",
         {
             "a": "Two places to count, two numbers, both right. Between the SMs and L2 the same "
-            "kernel moved 75 times as much.",
+            "kernel moved about 75 times as much.",
             "b": "Tiling removes S and P from HBM. It does not stop one operand from coming again "
             "in every step of the outer loop.",
             "c": "The closed form counts what crosses into the chip's SRAM. The profiler's number "

@@ -52,6 +52,15 @@ QUESTIONS = [
                 lambda: _matrix(4),
                 "That is one N x N array of 4 bytes an element. Several are alive at the peak.",
             ),
+            "megabytes": (
+                lambda: 4 * _matrix(8) * MiB / 1e6,
+                "You took 10^6 bytes for a MiB, which is 2^20. Otherwise it is right.",
+            ),
+            "megabytes-and-float32": (
+                lambda: 4 * _matrix(4) * MiB / 1e6,
+                "You took 10^6 bytes for a MiB, which is 2^20. And four arrays of 4 bytes are what "
+                "the code seems to say: run the next cell, it measures something else.",
+            ),
         },
     ),
     Number(
@@ -92,6 +101,7 @@ QUESTIONS = [
             ),
         },
         tolerance=0.01,
+        slip_tolerance=0.0005,
     ),
     Number(
         id="p05-3",
@@ -209,9 +219,9 @@ QUESTIONS = [
     Choice(
         id="q15",
         text=(
-            "N doubles, d stays. Forward and backward together, with P rebuilt. What happens to\n"
-            "the share of matrix products that is extra, and to the bytes that are not stored\n"
-            "because P is rebuilt?"
+            "N doubles, d stays; forward and backward together. To rebuild P, one more matrix\n"
+            "product is needed, and the bytes of P need not be stored. What happens to the share\n"
+            "by which the matrix products grow, and to the bytes that are not stored?"
         ),
         options={
             "a": "The share stays the same; the bytes become 4 times as many.",
@@ -222,12 +232,12 @@ QUESTIONS = [
         right="a",
         remarks={
             "a": (
-                "One product in six is one in six at every N. What it saves is N x N. "
+                "One product on top of six, at every N. What it saves is N x N. "
                 "So the longer the sequence, the better the trade."
             ),
             "b": (
                 "All products grow alike, with N x N x d, the extra one too. "
-                "A share of one in six stays one in six."
+                "One on top of six stays one on top of six."
             ),
             "c": "P is N x N: twice the N is 4 times the bytes. Only L grows as N.",
             "d": (

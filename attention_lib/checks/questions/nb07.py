@@ -39,6 +39,7 @@ QUESTIONS = [
         truth=lambda: _seen("upper-left", 3),
         why="torch puts the first query on the first key, so query i sees keys 0 to i, no more.",
         hint="The mask is a triangle of ones. In which corner of the 4 x 100 matrix does it sit?",
+        slip_tolerance=0.0005,
         slips={
             "lower-right": (
                 lambda: _seen("lower-right", 3),
@@ -107,7 +108,8 @@ QUESTIONS = [
             ),
             "float32": (
                 lambda: 2 * _squares(2 * 16, "SP"),
-                "You probably took 4 bytes an element. float16 has 2.",
+                "You probably took 4 bytes an element. torch's math does so too, but the question "
+                "asks for float16: 2 bytes.",
             ),
         },
     ),
