@@ -156,9 +156,11 @@ def memory_hierarchy_figure(gpu="A100-80", *, sram_bandwidth=None, marks=None):
         )  # fmt: skip
     for number, (name, size) in enumerate((marks or {}).items()):
         line = {"color": COLOURS["standard"], "linestyle": ("--", ":", "-.")[number % 3]}
-        ax.axvline(size, zorder=3, **line)
+        # a line ends at its label, the largest lowest, so that none runs through another's label
+        y = 0.7 + 0.4 * sum(other > size for other in marks.values())
+        ax.plot([size] * 2, [0.5 - len(levels), y + 0.18], zorder=3, **line)
         ax.text(
-            size * 1.1, 0.7 + 0.4 * number, name, color=COLOURS["standard"], fontsize=10,
+            size * 1.1, y, name, color=COLOURS["standard"], fontsize=10,
             va="center", zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
     ax.set(

@@ -127,14 +127,16 @@ def judge_merge(merge, x):
 
     try:
         with np.errstate(all="ignore"):
-            if merge(*pieces[0], *pieces[1]) is ...:
+            first = merge(*pieces[0], *pieces[1])
+            parts = first if isinstance(first, tuple) else (first,)
+            if any(part is ... for part in parts):
                 return Result(NOT_ATTEMPTED, "my_merge: put m, l in place of the dots.")
-            two, none = fold(pieces[:2]), fold([empty, empty])
+            if np.shape(first) != (2,):
+                return Result(NOT_YET, "my_merge has to return two numbers, m and l.")
+            two, turned, none = fold(pieces[:2]), fold(pieces[1::-1]), fold([empty, empty])
             forwards, backwards = fold([empty, *pieces, empty]), fold(pieces[::-1])
     except Exception as error:  # a learner's function may do anything
         return Result(NOT_YET, f"my_merge raised {type(error).__name__}: {error}")
-    if two.shape != (2,):
-        return Result(NOT_YET, "my_merge has to return two numbers, m and l.")
     m, l = x[:8].max(), np.exp(x[:8] - x[:8].max()).sum()
     if not np.isclose(two[0], m):
         return Result(NOT_YET, "m of both together is the larger of the two m.")
@@ -142,9 +144,14 @@ def judge_merge(merge, x):
         return Result(NOT_YET, "the two l are on two scales: rescale before you add.", "added")
     if not np.isclose(two[1], l):
         return Result(NOT_YET, f"l is {two[1]:.4f}, not {l:.4f}: each l times e^(its m - new m).")
+    if not np.allclose(turned, two):
+        says = "right with the larger m second, wrong with it first: rescale both l."
+        return Result(NOT_YET, says, "one-side-rescaled")
     if not np.array_equal(none, empty):
         return Result(NOT_YET, "two empty pieces give (-inf, 0): mind -inf - (-inf).", "no-guard")
     whole = (x.max(), np.exp(x - x.max()).sum())
-    if not (np.allclose(forwards, whole) and np.allclose(backwards, whole)):
-        return Result(NOT_YET, "two pieces are right, the whole row is not: try it backwards.")
+    if not np.allclose(backwards, whole):
+        return Result(NOT_YET, "two pieces are right, the whole row backwards is not.")
+    if not np.allclose(forwards, whole):
+        return Result(NOT_YET, "wrong where one of the two pieces is empty.", "no-guard")
     return Result(PASSED, "forwards, backwards, with empty pieces: the same m and l.")

@@ -148,11 +148,12 @@ def _arrows(ax, rows, cols, visits, order, size):
         a, b = start + 0.05 * size, stop - 0.015 * size
         if number % every:
             continue
-        short = b <= a  # one narrow tile: a number, no arrow
-        a = (start + stop) / 2 if short else a
+        short = b <= a  # one small tile: a number, no arrow
         at = [(across, a), (across, b)] if outer == 1 else [(a, across), (b, across)]
         arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
-        if not short:
+        if short:  # beyond the block's name: a number on the tile would hide it
+            at[0] = (across, -0.125 * size) if outer == 1 else (-0.125 * size, across)
+        else:
             ax.annotate("", xy=at[1], xytext=at[0], arrowprops=arrow, zorder=7)
         circle = {"boxstyle": "circle,pad=0.18", "facecolor": "white", "edgecolor": colour}
         ax.text(
@@ -163,6 +164,8 @@ def _arrows(ax, rows, cols, visits, order, size):
 def _legend(ax, causal, current, order, arrows):
     names = {"computed": "computed", "masked": "computed whole, then masked", "skipped": "skipped"}
     kinds = ["computed", "masked", "skipped"] if causal else ["computed"]
+    if current is not None and not causal:
+        names["computed"] = "not on chip: not yet made, or dropped"
     handles = [
         Patch(edgecolor="#5B6770", lw=0.8, label=names[kind], **LOOKS[kind]) for kind in kinds
     ]

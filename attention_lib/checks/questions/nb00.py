@@ -22,7 +22,7 @@ QUESTIONS = [
             "N = 4096 tokens, d = 64 numbers for each. Q is N x d. The score matrix\n"
             "S = Q K^T is N x N. How many times as many numbers does S hold as Q?"
         ),
-        unit="times",
+        unit="how many times as many",
         truth=lambda: _ratio(4096, 64),
         why="N x N over N x d is N / d. The next cell shows what happens as N grows.",
         hint="Write both sizes as products, N x N and N x d, then cancel what they share.",
@@ -51,7 +51,7 @@ QUESTIONS = [
             "Now N = 16,384, still d = 64. How many times as many numbers does S hold as Q?\n"
             "Answer before you compute."
         ),
-        unit="times",
+        unit="how many times as many",
         truth=lambda: _ratio(16384, 64),
         why="N is 4 times what it was. S grew 16-fold and Q 4-fold, so the ratio grew 4-fold.",
         hint="The ratio is N / d. What changed since N = 4096?",
@@ -73,8 +73,9 @@ QUESTIONS = [
     Choice(
         id="p00-3",
         text=(
-            "On your laptop the tiled attention of this course, in NumPy, takes longer than\n"
-            "standard attention. What does that say about a GPU?"
+            "You time the tiled attention of this course on a laptop, in NumPy, and it is\n"
+            "slower than standard attention. What does that say about a GPU?\n"
+            "Write the letter in quotes."
         ),
         options={
             "a": "Nothing. Compare what the two move and what they store.",
@@ -85,17 +86,17 @@ QUESTIONS = [
         right="a",
         remarks={
             "a": (
-                "A Python loop over tiles pays for Python. A GPU kernel pays for bytes. "
+                "A NumPy loop on a CPU has other costs than a GPU kernel, which pays for bytes. "
                 "That is why this course counts bytes, and quotes times only with their device."
             ),
             "b": (
-                "People say this after timing a loop in Python. The loop's own cost is most of "
-                "what they timed; a GPU kernel does not have it."
+                "It is the first thing that a stopwatch suggests. But it timed NumPy on a CPU, and "
+                "a GPU kernel has other costs."
             ),
             "c": "The two times have different causes, so no factor carries over.",
             "d": (
-                "It computes the right numbers and moves less. On a CPU, in Python, moving less is "
-                "not what decides the time."
+                "It computes the right numbers. With other blocks it can be faster. Both times "
+                "belong to a CPU and to NumPy."
             ),
         },
     ),

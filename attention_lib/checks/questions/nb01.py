@@ -36,23 +36,34 @@ QUESTIONS = [
         slips={
             "only-inputs-and-output": (
                 lambda: 4 * 1024 * 64,
-                "You counted Q, K, V and O. Follow the heavy arrows too: what do the kernels leave "
-                "for each other in HBM?",
+                "You probably counted Q, K, V and O. Follow the heavy arrows too: what do the "
+                "kernels leave for each other in HBM?",
             ),
             "written-not-read": (
                 lambda: 4 * 1024 * 64 + 2 * 1024**2,
-                "You counted S and P once each. One kernel writes each of them and another kernel "
-                "has to read it back.",
+                "You probably counted S and P once each. One kernel writes each of them and "
+                "another kernel has to read it back.",
             ),
             "three-crossings": (
                 lambda: 4 * 1024 * 64 + 3 * 1024**2,
-                "You counted three crossings of an N x N matrix, perhaps one for each kernel. "
-                "Count the heavy arrows.",
+                "You probably counted three crossings of an N x N matrix, perhaps one for each "
+                "kernel. Count the heavy arrows.",
             ),
             "softmax-reads-twice": (
                 lambda: 4 * 1024 * 64 + 5 * 1024**2,
-                "You counted one more pass over S, as if the maximum and the sum took a read each. "
-                "A row of S fits on chip, so the softmax kernel can do both after one read.",
+                "You probably counted one more pass over S, as if the maximum and the sum took a "
+                "read each. A row of S fits on chip, so the softmax kernel can do both after one "
+                "read.",
+            ),
+            "three-single-trips": (
+                lambda: 3 * 1024**2,
+                "You probably took one N x N crossing for each of the three kernels. Some arrows "
+                "carry N x d, and some kernels have two heavy arrows. Count arrow by arrow.",
+            ),
+            "three-round-trips": (
+                lambda: 6 * 1024**2,
+                "You probably took an N x N matrix in and another out for each of the three "
+                "kernels. Look at the first load and the last store: what do they carry?",
             ),
             "inputs-forgotten": (
                 lambda: 4 * 1024**2,
@@ -63,23 +74,24 @@ QUESTIONS = [
                 "That is the number of bytes in fp16. Here elements are counted.",
             ),
         },
+        slip_tolerance=0.0005,
     ),
     Number(
         id="p01-2",
         text="N = 16384, d = 64. S and P together take how many times the memory that Q, K, V\n"
         "and O take together?",
-        unit="times",
+        unit="how many times as much",
         truth=_matrix_ratio,
         why="2 N*N elements against 4 N*d: the ratio is N/(2d), and it grows with N.",
         hint="Write both as a number of elements, one over the other. Most of it cancels.",
         slips={
             "one-matrix": (
                 lambda: _matrix_ratio() / 2,
-                "You counted one N x N matrix. There are two: S, and the P made from it.",
+                "You probably counted one N x N matrix. There are two: S, and the P made from it.",
             ),
             "output-forgotten": (
                 lambda: 2 * 16384 / (3 * 64),
-                "You divided by three arrays. O has N x d elements too, which makes four.",
+                "You probably divided by three arrays. O has N x d elements too, which makes four.",
             ),
             "one-against-one": (
                 lambda: 16384 / 64,
@@ -92,21 +104,30 @@ QUESTIONS = [
         id="p01-3",
         text="A softmax over S in fp16 does about 5 FLOP an element (compare for the maximum,\n"
         "subtract it, exp, add to the sum, divide). It reads 2 bytes and writes 2 bytes an\n"
-        "element. Hold that against the ridge above: what percent of the A100's tensor peak\n"
-        "is the most that a softmax can use?",
+        "element. Hold that against the tensor ridge of the A100 80GB, above: what percent of\n"
+        "its tensor peak is the most that a softmax can use?",
         unit="percent",
         truth=lambda: 100 * (5 / 4) / ridge("A100-80"),
         why="1.25 FLOP a byte, where the machine could do 153.",
-        hint="FLOP per byte of the softmax, divided by the balance, times 100.",
+        hint="FLOP per byte of the softmax, divided by the ridge, times 100.",
         tolerance=0.05,
         slips={
             "write-forgotten": (
                 lambda: 100 * (5 / 2) / ridge("A100-80"),
-                "You divided by 2 bytes. The result has to be written too, which makes 4.",
+                "You probably divided by 2 bytes. The result has to be written too, which makes 4.",
             ),
             "elements-not-bytes": (
                 lambda: 100 * 5 / ridge("A100-80"),
                 "5 is FLOP per element. The ridge is in FLOP per byte, so divide by the bytes.",
+            ),
+            "fp32-ridge": (
+                lambda: 100 * (5 / 4) / ridge("A100-80", "fp32"),
+                "You probably took the fp32 ridge. Correct, but of another peak: the question is "
+                "about the tensor cores.",
+            ),
+            "other-card": (
+                lambda: 100 * (5 / 4) / ridge("A100-40"),
+                "That is the 40 GB card. Its memory is slower, so its ridge is another one.",
             ),
             "fraction-not-percent": (
                 lambda: (5 / 4) / ridge("A100-80"),
@@ -119,7 +140,7 @@ QUESTIONS = [
         text="The same layer. Suppose one kernel moves only 4Nd elements a head: 33 times fewer\n"
         "bytes, with the same FLOPs. Loading and computing overlap perfectly, before and\n"
         "after, so the longer of the two is the time. How many times faster is it at most?",
-        unit="times",
+        unit="how many times as fast",
         truth=_speed_up,
         why="Before, loading took longest. After, computing does, and that did not shrink.",
         hint="The time before is the longer of the two bounds. Which is the longer one after?",
@@ -131,13 +152,13 @@ QUESTIONS = [
             ),
             "no-overlap": (
                 lambda: sum(_times()[0][:2]) / sum(_times()[1][:2]),
-                "You added loading and computing, before and after. With perfect overlap the time "
-                "is the longer of the two.",
+                "You probably added loading and computing, before and after. With perfect overlap "
+                "the time is the longer of the two.",
             ),
             "no-overlap-before": (
                 lambda: sum(_times()[0][:2]) / _times()[1].compute,
-                "You added loading and computing for the three kernels. The question lets them "
-                "overlap there too, so take the longer one.",
+                "You probably added loading and computing for the three kernels. The question lets "
+                "them overlap there too, so take the longer one.",
             ),
         },
     ),

@@ -139,7 +139,7 @@ QUESTIONS = [
     ),
     Choice(
         "q2",
-        "Why can't you tile the softmax by applying it to each tile separately?",
+        "Why can't you compute the softmax tile by tile, by applying it to each tile separately?",
         {
             "a": "A tile does not know the row's maximum, so its exponentials can overflow.",
             "b": "Each tile is divided by its own sum, so each tile gets a total weight of 1.",

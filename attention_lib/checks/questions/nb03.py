@@ -92,6 +92,7 @@ QUESTIONS = [
         why="Each tile costs 2*rows*cols*d for S and the same for P V. The tiles cover N x N once.",
         hint="An (a x b) by (b x c) product takes 2abc FLOPs. Which two products are there, and "
         "what do all tiles together cover?",
+        tolerance=0.001,
         slips={
             "one-product-or-no-add": (
                 lambda: _flops() / 2,
@@ -106,6 +107,10 @@ QUESTIONS = [
                 _padded_flops,
                 "You counted every tile as full. The last row and column of tiles are smaller, "
                 "and together the tiles cover exactly N x N.",
+            ),
+            "in-millions": (
+                lambda: _flops() / 1e6,
+                "By a million: that is in MFLOP. The question asks for FLOPs.",
             ),
             "d-forgotten": (
                 lambda: _flops() / D,
@@ -177,7 +182,7 @@ QUESTIONS = [
             "c": "A NumPy float64 scalar, such as 1/np.sqrt(d), turns the scores into float64. "
             "Print the dtype of S.",
             "d": "The other way round: fewer digits make rounding larger. Honest float32 shows "
-            "about 1e-7.",
+            "some 1e-7, and a few 1e-6 where scores are large.",
         },
     ),
     Choice(
