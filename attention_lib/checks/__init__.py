@@ -16,6 +16,7 @@ import reprlib
 from attention_lib.checks import exercises as _exercises
 from attention_lib.checks import questions
 from attention_lib.checks.kinds import Choice, Number, Program
+from attention_lib.checks.parsons import Parsons, check_parsons
 from attention_lib.checks.programs import check_program
 from attention_lib.checks.result import NOT_ATTEMPTED, NOT_YET, PASSED, Result, wrap
 
@@ -85,6 +86,8 @@ def check(exercise_id, answer):
 def _todo(q):
     if isinstance(q, Choice):
         return f"one of {', '.join(q.options)}"
+    if isinstance(q, Parsons):
+        return "the letters of your lines, such as 'CAB',"
     return f"a number ({q.unit})" if isinstance(q, Number) else "your function"
 
 
@@ -112,7 +115,8 @@ def _check_number(q: Number, answer):
         )
     truth = q.truth()
     if abs(answer - truth) <= q.tolerance * abs(truth):
-        return Result(PASSED, f"{q.id}: yes. {q.why}")
+        exactly = "" if answer == truth else f" To five digits: {truth:,.5g}."
+        return Result(PASSED, f"{q.id}: yes. {q.why}{exactly}")
     for name, (wrong, remark) in q.slips.items():
         if abs(answer - wrong()) <= q.slip_tolerance * abs(wrong()):
             return Result(NOT_YET, f"{q.id}: {_ratio(answer, truth)} {remark}", name)
@@ -128,4 +132,9 @@ def _ratio(answer, truth):
     return f"too {side} by {amount}."
 
 
-_JUDGES = {Choice: _check_choice, Number: _check_number, Program: check_program}
+_JUDGES = {
+    Choice: _check_choice,
+    Number: _check_number,
+    Program: check_program,
+    Parsons: check_parsons,
+}
