@@ -22,6 +22,8 @@ TITLES = [
     "05_memory_and_recomputation",
     "06_what_fits_in_sram",
     "07_the_framework_call",
+    "08_backward",
+    "12_decode_and_beyond",
 ]
 VARIES = "nbval-ignore-output"
 
