@@ -23,6 +23,8 @@ def check_program(exercise: Program, answer, seed=0):
     probes, outputs, first_wrong = exercise.probes(seed), [], None
     for probe in probes:
         seen = observe(answer, probe.arguments)
+        if first_wrong and (seen.error or seen.timed_out or seen.mutated):
+            break  # the wrong answer to an easier input says more
         if seen.error:
             message = f"{exercise.id}: your code raised {seen.error}\nOn: {probe.says}\n{where}"
             return Result(RAISED, message)
