@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 unexport JUPYTER_PATH
 
-.PHONY: help lab test notebooks bench lint lock env clean
+.PHONY: help lab test notebooks exercises bench lint lock env clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -29,6 +29,10 @@ test: env ## set up, then run every test and every notebook (TEST_ARGS="-k traff
 
 notebooks: env ## execute all notebooks and write them back in their normal form
 	@$(BIN)/python tools/notebooks.py
+
+exercises: env ## make exercises/ from solutions/ again (installs nbgrader beside the lock)
+	@uv=$$(command -v uv || echo $(BIN)/uv); $$uv pip install --quiet --python $(BIN)/python "nbgrader>=0.9.5"
+	@$(BIN)/python tools/exercises.py
 
 bench: env ## print this machine's time and memory ratios
 	@$(BIN)/python tools/bench.py
