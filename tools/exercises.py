@@ -10,8 +10,8 @@ In a solution notebook, what stands between `### BEGIN SOLUTION` and `### END SO
 one comment, cells tagged `solution` go, and lines between `### BEGIN HIDDEN TESTS` and
 `### END HIDDEN TESTS` stay with the grader. nbgrader's preprocessors do that. A cell of
 `check("id", answer)` lines is a graded cell: 1 point, or what its nbgrader metadata says. A text
-cell that begins with "**Your answer.**" (or another word) is marked by hand. The student's copy is then
-executed, so that it ships with its outputs: "[not attempted]" everywhere.
+cell that begins with "**Your answer.**" (or another word) is marked by hand. The student's copy is
+then executed, so that it ships with its outputs: "[not attempted]" everywhere.
 
 Nothing is written from a solution notebook that has no solution region, has markers that do not
 match, does not pass its own checks, or whose exercise would show a line of the solution. (One of
@@ -250,7 +250,8 @@ def must_not_leak(solution, exercise):
             text = "\n".join([cell.source, *map(_text, cell.outputs)])
         for line in text.split("\n"):
             if _compact(line) in secret and _compact(line) not in given:
-                raise Refused(f"cell {cell.id} of the exercise shows a solution's line: {line}")
+                where = f"cell {cell.id} of the exercise"
+                raise Refused(f"{where} shows a line of the solution: {line}")
         for marker in (BEGIN, END, BEGIN_HIDDEN, END_HIDDEN):
             if marker in cell.source:
                 raise Refused(f"cell {cell.id} of the exercise shows the marker '{marker}'")
