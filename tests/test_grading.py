@@ -215,7 +215,7 @@ def hostile(port, folder):
             "        p = pathlib.Path(p)\n"
             "        print(p, list(p.iterdir()) if p.is_dir() else p.read_text())\n"
             "    except OSError as e:\n        print(type(e).__name__)\n"
-            "print(glob.glob('/root/*'), glob.glob('/home/*/*'), glob.glob('/work/*'), os.environ)"
+            "print(glob.glob('/root/*'), glob.glob('/home/*/*'), glob.glob('/srv/*'), os.environ)"
         ),
         "writes-outside": first(
             f"import pathlib\n"

@@ -82,6 +82,35 @@ def rows(tmp_path_factory):
         return {(row["student"], row["check"]): row for row in csv.DictReader(file)}
 
 
+def test_written_answers_are_marked_by_hand_and_stay_marked(tmp_path):
+    """The folder of grades is an nbgrader course: marks given there are in the next scores.csv."""
+    from nbgrader.api import Gradebook
+
+    path = next(p for p in SOLUTIONS if p.stem == "ex10_interview")
+    first, second = list(graded(path))[:2]
+    nb = exercises.release(exercises.read(path))
+    for cell in nb.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == first:
+            cell.source = "**Your answer.** S and P are written and read once each."
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    nbformat.write(nb, tmp_path / "in" / "ada" / path.name)
+
+    def grade():
+        command = [sys.executable, str(ROOT / "tools/grade.py"), str(tmp_path / "in")]
+        command += ["--grades", str(tmp_path / "out")]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        with open(tmp_path / "out" / "scores.csv", newline="", encoding="utf-8") as file:
+            return {row["check"]: (row["status"], row["points"]) for row in csv.DictReader(file)}
+
+    marks = grade()
+    assert marks[first] == ("to be marked", "0") and marks[second] == ("not attempted", "0")
+    with Gradebook(f"sqlite:///{tmp_path / 'out' / 'gradebook.db'}") as gradebook:
+        grade_of = gradebook.find_grade(first, path.stem, path.stem, "ada")
+        grade_of.manual_score = 0.5
+        gradebook.db.commit()
+    assert grade()[first] == ("marked", "0.5")
+
+
 def graded(path):
     """{check: by a person?} of an exercise."""
     return {

@@ -5,11 +5,13 @@ log in by its form and get servers of their own. Needs the commands jupyterhub a
 http-proxy, beside this Python or in the folders of COURSE_HUB (separated as in PATH).
 """
 
+import contextlib
 import csv
 import http.cookiejar
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -153,6 +155,10 @@ def hub(tmp_path_factory):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            left = base / "jupyterhub-proxy.pid"  # there if the hub did not end its proxy
+            if left.exists():
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int(left.read_text().split()[0]), signal.SIGTERM)
 
 
 def wait_for(process, browser):

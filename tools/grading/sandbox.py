@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,14 +202,13 @@ class Started:
 
     def end(self):
         self.pid()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if self.first is not None:  # the end of the first process is the end of all
+        if self.first is not None:  # the end of the first process is the end of all; bwrap sees it
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.first, signal.SIGKILL)
-            until = time.monotonic() + 5
-            while Path(f"/proc/{self.first}").exists() and time.monotonic() < until:
-                time.sleep(0.01)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.home is not None:
             shutil.rmtree(self.home, ignore_errors=True)
