@@ -5,6 +5,8 @@ PYTHON   =
 LAB_ARGS =
 TEST_ARGS =
 LOCK_ARGS =
+SUBMISSIONS =
+GRADES   = grades
 
 BIN := .venv/bin
 # In a container one is often root, and Jupyter then wants to hear that it is meant.
@@ -15,14 +17,15 @@ export UV_SYSTEM_CERTS = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 unexport JUPYTER_PATH
 
-.PHONY: help lab test notebooks exercises bench lint lock env clean
+.PHONY: help lab test notebooks exercises reference grade test-gpu record bench lint lock env clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 lab: env ## set up, then open JupyterLab on the start notebook (LAB_ARGS="--no-browser --port 8890")
-	@$(BIN)/jupyter lab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/tools/jupyter/plain" $(BIN)/jupyter lab $(AS_ROOT) \
+	    --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: env ## set up, then run every test and every notebook (TEST_ARGS="-k traffic")
 	@$(BIN)/python -m pytest $(TEST_ARGS)
@@ -30,9 +33,27 @@ test: env ## set up, then run every test and every notebook (TEST_ARGS="-k traff
 notebooks: env ## execute all notebooks and write them back in their normal form
 	@$(BIN)/python tools/notebooks.py
 
-exercises: env ## make exercises/ from solutions/ again (installs nbgrader beside the lock)
-	@uv=$$(command -v uv || echo $(BIN)/uv); $$uv pip install --quiet --python $(BIN)/python "nbgrader>=0.9.5"
+exercises: env ## make exercises/ from solutions/ again
 	@$(BIN)/python tools/exercises.py
+
+reference: env ## make docs/glossary.md and docs/cheat_sheet.md from the library again
+	@$(BIN)/python tools/reference.py
+
+grade: env ## grade a folder of notebooks (SUBMISSIONS=folder GRADES=grades)
+	@[ -n "$(SUBMISSIONS)" ] || { echo "make grade: which folder? make grade SUBMISSIONS=folder" >&2; exit 2; }
+	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" --grades "$(GRADES)"
+
+test-gpu: env ## on a machine with a GPU, CuPy and torch: the kernels' tests, and the GPU notebooks live
+	@$(BIN)/python -m pytest tests/test_gpu.py -p no:cacheprovider
+	@$(BIN)/python -m pytest -o addopts= --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
+	    notebooks/1[4-8]_*.ipynb
+
+RECORDINGS = attention_lib/gpu/recordings
+record: env ## on such a machine with Nsight Compute and compute-sanitizer: make all GPU recordings again
+	@$(BIN)/python -m attention_lib.gpu.bench --out $(RECORDINGS)/bench.json
+	@$(BIN)/python -m attention_lib.gpu.counters --out $(RECORDINGS)/counters.json
+	@$(BIN)/python -m attention_lib.gpu.sanitize --out $(RECORDINGS)/sanitizer.json
+	@$(BIN)/python tools/record_gpu.py attention_lib/recordings
 
 bench: env ## print this machine's time and memory ratios
 	@$(BIN)/python tools/bench.py

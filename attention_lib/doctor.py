@@ -20,7 +20,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 OK, FIX, OPTIONAL = "ok", "FIX", "optional"
@@ -52,7 +52,8 @@ class Finding:
 def install(requirement, *, in_notebook=None, has_pip=None, has_uv=None, python=sys.executable):
     """The command that installs a requirement into the environment of this kernel."""
     in_notebook = "ipykernel" in sys.modules if in_notebook is None else in_notebook
-    has_pip = find_spec("pip") is not None if has_pip is None else has_pip
+    # Not importlib.util.find_spec: setuptools stands in its way, and may warn about distutils.
+    has_pip = PathFinder.find_spec("pip") is not None if has_pip is None else has_pip
     has_uv = shutil.which("uv") is not None if has_uv is None else has_uv
     if has_pip and in_notebook:
         return f'in a new cell: %pip install "{requirement}", then Kernel > Restart Kernel'

@@ -33,5 +33,5 @@ c.Autograde.autograde_preprocessors = [
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 
-# The pages hold other people's text: it is cleaned before it becomes HTML.
-c.GenerateFeedback.exporter_class = "tools.grading.bookkeeping.FeedbackExporter"
+# The pages hold other people's text: it is cleaned before it becomes HTML, and loads nothing.
+c.GenerateFeedback.exporter_class = "tools.grading.pages.FeedbackExporter"

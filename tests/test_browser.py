@@ -67,6 +67,7 @@ def lab(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "JPY_", "IPYTHON"))}
     env |= {"HOME": str(home), "USERPROFILE": str(home), "APPDATA": str(home)}
     env |= {"JUPYTER_PREFER_ENV_PATH": "1", "XDG_DATA_HOME": str(home / "share")}
+    env |= {"JUPYTER_CONFIG_PATH": str(ROOT / "tools" / "jupyter" / "plain")}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -156,6 +157,7 @@ def test_run_all_in_jupyterlab(request, tmp_path):
             pytest.fail(f"{str(error)[:600]}\nscreenshot: {picture}")
         if picture := os.environ.get("COURSE_BROWSER_SCREENSHOT"):
             page.screenshot(path=picture)
+        menus = page.locator(".lm-MenuBar-itemLabel").all_inner_texts()
         dialogs = page.locator(".jp-Dialog, .Toastify__toast").all_inner_texts()
         context.close()
         browser.close()
@@ -163,6 +165,7 @@ def test_run_all_in_jupyterlab(request, tmp_path):
     assert not foreign, "requests to other hosts:\n" + "\n".join(foreign)
     assert not errors, "the browser's console shows errors:\n" + "\n".join(errors)
     assert not dialogs, f"JupyterLab asks the learner something: {dialogs}"
+    assert "Run" in menus and "Nbgrader" not in menus, f"the grader's menu is no learner's: {menus}"
     problems = cell_errors(copy)
     assert not problems, "\n".join(problems)
 

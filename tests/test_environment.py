@@ -1,8 +1,10 @@
 """The ways to install the course agree, and no committed file ties it to one registry."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -100,6 +102,11 @@ def test_every_lock_entry_is_pinned_and_hashed():
             assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest.strip()), str(requirement)
 
 
+def test_the_grader_is_in_the_development_environment():
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras["grade"]) <= set(extras["dev"])
+
+
 def test_lock_has_no_framework_and_no_local_path():
     names = {canonicalize_name(requirement.name) for requirement, _ in lock_entries()}
     assert not names & {"torch", "cupy-cuda13x", "cupy"}
@@ -108,7 +115,8 @@ def test_lock_has_no_framework_and_no_local_path():
 
 
 def test_gpu_extra_never_pulls_the_cuda_toolkit():
-    assert [Requirement(line).extras for line in PROJECT["optional-dependencies"]["gpu"]] == [set()]
+    gpu = [Requirement(line) for line in PROJECT["optional-dependencies"]["gpu"]]
+    assert "cupy-cuda13x" in {r.name for r in gpu} and not any(r.extras for r in gpu)
 
 
 # --- no registry host; no file that pins a Python or a registry
@@ -158,7 +166,8 @@ def test_make_targets_in_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
     assert {"lab", "test", "bench", "notebooks", "lock", "lint", "env", "clean", "help"} <= targets
-    for file in ("README.md", "CONTRIBUTING.md"):
+    assert {"exercises", "grade"} <= targets
+    for file in ("README.md", "CONTRIBUTING.md", "docs/instructors.md"):
         text = (ROOT / file).read_text(encoding="utf-8")
         used = set(re.findall(r"`make ([a-z]+)", text))
         used |= set(re.findall(r"^ *make ([a-z]+)", text, flags=re.M))
@@ -172,3 +181,18 @@ def test_versions_agree():
     assert citation["cff-version"] == "1.2.0"
     assert citation["version"] == PROJECT["version"]
     assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+# --- make grade says what it lacks
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs Linux or macOS: make")
+@pytest.mark.parametrize(("given", "said"), [("", "which folder?"), ("no/such", "no/such")])
+def test_make_grade_without_a_folder_says_so(given, said, tmp_path):
+    command = ["make", "-o", "env", "grade", f"SUBMISSIONS={given}", f"GRADES={tmp_path / 'g'}"]
+    command.append(f"BIN={Path(sys.executable).parent}")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+    assert done.returncode != 0 and len(lines) == 1 and said in lines[0], done.stderr
+    assert not (tmp_path / "g").exists()

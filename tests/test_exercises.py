@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[grade]'")
-
-from tools import exercises, notebooks  # noqa: E402
+from tools import exercises, notebooks
 
 ROOT = Path(__file__).parent.parent
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
@@ -99,7 +98,11 @@ def test_a_solution_may_be_released(path):
     release = exercises.release(nb)
     exercises.must_only_add(nb, release)
     exercises.must_not_leak(nb, release)
-    assert len(release.cells) <= len(nb.cells)
+    regions = sum(len(exercises.regions(c.source)) for c in nb.cells)
+    stubs = sum(c.source.count(exercises.STUB) for c in release.cells if c.cell_type == "code")
+    written = [c for c in release.cells if exercises.is_written(c)]
+    assert stubs == regions and (regions or written)
+    assert sum(len(c.source) for c in release.cells) < sum(len(c.source) for c in nb.cells)
 
 
 # ---- what the generator does
@@ -147,6 +150,35 @@ def test_a_written_answer_is_kept_and_marked_by_hand():
     cell = next(c for c in release.cells if c.id == "letter")
     assert cell.source == text
     assert cell.metadata.nbgrader.grade and cell.metadata.nbgrader.solution
+
+
+def test_a_written_answer_has_the_points_and_the_name_that_the_solution_gives():
+    text = "**Your answer.** In a sentence."
+    given = markdown("letter", text, nbgrader={"points": 3, "grade_id": "ex01-sentence"})
+    release = exercises.release(solution(letter=given, check_letter=None))
+    about = next(c for c in release.cells if c.id == "letter").metadata.nbgrader
+    assert (about.points, about.grade_id) == (3, "ex01-sentence")
+    assert about.grade and about.solution and not about.locked
+
+
+def test_the_projects_points_are_those_of_its_rubric():
+    """The rubric's table: a row's points belong to the grade ids that the row names."""
+    nb = exercises.read(ROOT / "solutions" / "ex08_project_loop_swapped.ipynb")
+    rubric = next(c.source for c in nb.cells if "Rubric for the instructor" in c.source)
+    graded = {
+        about.grade_id: about.points
+        for cell in exercises.release(nb).cells
+        if (about := cell.metadata.get("nbgrader", {})).get("grade")
+    }
+    named = {}
+    for row in re.findall(r"^\| \d.*$", rubric, re.MULTILINE):
+        points = int(row.split("|")[2])
+        ids = re.findall(r"`(ex08-[a-z]+)`", row)
+        assert sum(graded[id] for id in ids) == points, row
+        named |= dict.fromkeys(ids)
+    assert set(named) == set(graded)
+    total = re.search(r"^(\d+) points", rubric, re.MULTILINE)
+    assert int(total[1]) == sum(graded.values())
 
 
 def test_an_exercise_of_written_answers_needs_no_region():

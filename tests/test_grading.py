@@ -17,7 +17,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[grade]'")
+from tests.test_grading_pages import assert_alone
+
 if sys.platform != "linux":
     pytest.skip("needs Linux: bubblewrap, prlimit", allow_module_level=True)
 
@@ -595,6 +596,13 @@ def test_a_page_runs_nothing_of_the_students(report):
     for bad in ("alert(1)</script>", "onerror", 'href="javascript:', "<iframe", "evil.example/x"):
         assert bad not in page, bad
     assert "&lt;script&gt;alert(2)" in page  # printed, and shown as text
+
+
+def test_a_page_names_no_script_and_no_other_host(report):
+    pages = list((report.grades / "feedback").rglob("*.html"))
+    assert len(pages) >= 30
+    for page in pages:
+        assert_alone(page.read_text(encoding="utf-8"))
 
 
 def test_the_gradebook_agrees_with_the_scores(report):

@@ -14,7 +14,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[grade]'")
 if sys.platform != "linux":
     pytest.skip("needs Linux: bubblewrap, prlimit", allow_module_level=True)
 
@@ -107,8 +106,12 @@ def test_written_answers_are_marked_by_hand_and_stay_marked(tmp_path):
     with Gradebook(f"sqlite:///{tmp_path / 'out' / 'gradebook.db'}") as gradebook:
         grade_of = gradebook.find_grade(first, path.stem, path.stem, "ada")
         grade_of.manual_score = 0.5
+        comment = gradebook.find_comment(first, path.stem, path.stem, "ada")
+        comment.manual_comment = "Twice each, not once."
         gradebook.db.commit()
     assert grade()[first] == ("marked", "0.5")
+    page = tmp_path / "out" / "feedback" / "ada" / f"{path.stem}.html"
+    assert "Twice each, not once." in page.read_text(encoding="utf-8")
 
 
 def graded(path):

@@ -24,6 +24,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.test_grading_pages import assert_alone
+
 if sys.platform != "linux":
     pytest.skip("needs Linux: JupyterHub", allow_module_level=True)
 
@@ -243,3 +245,4 @@ def test_two_users_from_release_to_feedback(hub):
     assert float(row["max_score"]) > 1
     page = (course / "feedback" / "ben" / NAME / f"{NAME}.html").read_text()
     assert "[passed] ex01-attend" in page and "[not attempted]" in page
+    assert_alone(page)

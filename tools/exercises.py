@@ -10,8 +10,9 @@ In a solution notebook, what stands between `### BEGIN SOLUTION` and `### END SO
 one comment, cells tagged `solution` go, and lines between `### BEGIN HIDDEN TESTS` and
 `### END HIDDEN TESTS` stay with the grader. nbgrader's preprocessors do that. A cell of
 `check("id", answer)` lines is a graded cell: 1 point, or what its nbgrader metadata says. A text
-cell that begins with "**Your answer.**" (or another word) is marked by hand. The student's copy is
-then executed, so that it ships with its outputs: "[not attempted]" everywhere.
+cell that begins with "**Your answer.**" (or another word) is marked by hand: 1 point and the cell's
+id for a name, or what its nbgrader metadata says. The student's copy is then executed, so that it
+ships with its outputs: "[not attempted]" everywhere.
 
 Nothing is written from a solution notebook that has no solution region, has markers that do not
 match, does not pass its own checks, or whose exercise would show a line of the solution. (One of
@@ -130,8 +131,8 @@ def with_metadata(nb):
     """The solution with nbgrader's metadata: which cells are graded, which hold solutions."""
     nb = copy.deepcopy(nb)
     for cell in nb.cells:
-        if SOLUTION in notebooks.tags(cell):
-            continue
+        if SOLUTION in notebooks.tags(cell) or is_written(cell):
+            continue  # mark_written
         given = cell.metadata.get("nbgrader", {})
         checks = in_cell(cell, check_calls) if cell.cell_type == "code" else []
         has_region = bool(in_cell(cell, regions))
@@ -145,11 +146,14 @@ def with_metadata(nb):
     return nb
 
 
+def is_written(cell):
+    return cell.cell_type == "markdown" and bool(WRITTEN.match(cell.source))
+
+
 def mark_written(nb):
     """Cells for written answers become nbgrader's: kept as they are, and marked by hand."""
     for cell in nb.cells:
-        is_written = cell.cell_type == "markdown" and WRITTEN.match(cell.source)
-        if is_written and SOLUTION not in notebooks.tags(cell):
+        if is_written(cell) and SOLUTION not in notebooks.tags(cell):
             own = {"grade_id": cell.id, "grade": True, "solution": True, "locked": False}
             own |= {"task": False, "schema_version": 3, "points": 1}
             cell.metadata["nbgrader"] = nbformat.from_dict(own | cell.metadata.get("nbgrader", {}))
@@ -192,7 +196,7 @@ def must_be_a_solution(nb):
     """There are solution regions and checks, and all checks have passed."""
     ids, found = [], 0
     hidden = [c for c in nb.cells if SOLUTION in notebooks.tags(c) and c.source.strip()]
-    written = [c for c in nb.cells if c.cell_type == "markdown" and WRITTEN.match(c.source)]
+    written = [c for c in nb.cells if is_written(c)]
     for cell in nb.cells:
         for region in in_cell(cell, regions):
             if not any(line.strip() for line in region):
@@ -287,7 +291,8 @@ def must_be_unattempted(exercise):
     for cell in exercise.cells:
         if not cell.metadata.get("nbgrader", {}).get("grade") or cell.cell_type != "code":
             continue
-        said = [_text(output) for output in cell.outputs]
+        # A card's text; its HTML says the same.
+        said = [o.get("data", {}).get("text/plain") or _text(o) for o in cell.outputs]
         if not said or not all(text.startswith("[not attempted]") for text in said):
             shown = " ".join(said).split("\n")[0] or "nothing"
             raise Refused(f"cell {cell.id}: the student's copy should say [not attempted]: {shown}")

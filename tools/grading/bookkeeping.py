@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import nbformat
-from traitlets.config import Config
 
 warnings.filterwarnings("ignore", "Object of type <Submitted", module="nbgrader.api")
 
@@ -20,16 +19,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import alembic.config
     import alembic.script
-    import bleach
     import nbgrader.api
-    from jinja2 import pass_context
-    from nbconvert.exporters import HTMLExporter
-    from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor
     from nbgrader.api import Gradebook, MissingEntry
     from nbgrader.dbutil import ALEMBIC_DIR
     from nbgrader.preprocessors import (
         CheckCellMetadata,
-        GetGrades,
         OverwriteCells,
         OverwriteKernelspec,
         SaveAutoGrades,
@@ -38,6 +32,7 @@ with warnings.catch_warnings():
 
 from attention_lib.checks.result import PASSED  # noqa: E402
 from tools import exercises, notebooks  # noqa: E402
+from tools.grading import pages  # noqa: E402
 
 
 class Course:
@@ -52,7 +47,7 @@ class Course:
         nbgrader.api.get_alembic_version = _version_of_tables
         with Gradebook(self.db_url):
             pass
-        self.exporter = _exporter()
+        self.exporter = pages.exporter()
 
     def resources(self, student, exercise):
         names = {"student": student, "assignment": exercise, "notebook": exercise}
@@ -77,8 +72,8 @@ class Course:
                     "give another folder for the grades"
                 ) from None
             raise
-        steps = exercises.run_steps(exercises.with_metadata(nb), [])
-        _write(self.folder / "source" / name / f"{name}.ipynb", steps)
+        source = exercises.mark_written(exercises.with_metadata(nb))
+        _write(self.folder / "source" / name / f"{name}.ipynb", source)
         _write(self.folder / "release" / name / f"{name}.ipynb", release)
         return release
 
@@ -179,43 +174,6 @@ def _version_of_tables():
     config = alembic.config.Config()
     config.set_main_option("script_location", ALEMBIC_DIR)
     return alembic.script.ScriptDirectory.from_config(config).get_current_head()
-
-
-# What a text cell may be made of. It is somebody else's, and an instructor opens the page.
-TAGS = set(
-    "a b blockquote br code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol p "
-    "pre s span strong sub summary sup table tbody td th thead tr ul".split()
-)
-
-
-def _attribute(tag, name, value):
-    if tag == "img":
-        return name in ("alt", "title") or (name == "src" and value.startswith("data:image/"))
-    return name in ("class", "title") or (tag == "a" and name == "href")
-
-
-class FeedbackExporter(HTMLExporter):
-    """nbgrader's feedback page, its text cells cleaned. (Code and outputs are escaped anyway.)"""
-
-    @pass_context
-    def markdown2html(self, context, source):
-        html = super().markdown2html(context, source)
-        protocols = ("http", "https", "mailto", "data")
-        return bleach.clean(html, TAGS, _attribute, protocols, strip=True)
-
-
-def _exporter():
-    formgrader = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader"
-    config = Config()
-    config.FeedbackExporter.template_name = "feedback"
-    config.FeedbackExporter.extra_template_basedirs = [str(formgrader / "templates")]
-    css = formgrader / "static" / "node_modules" / "bootstrap" / "dist" / "css"
-    config.FeedbackExporter.extra_template_paths = [str(css)]
-    config.Exporter.default_preprocessors = []
-    exporter = FeedbackExporter(config=config)
-    exporter.register_preprocessor(GetGrades, enabled=True)
-    exporter.register_preprocessor(CSSHTMLHeaderPreprocessor, enabled=True)
-    return exporter
 
 
 def _write(path, nb):

@@ -41,5 +41,9 @@ def check(exercise_id, answer):
     return Result()
 
 
+def quiz(*exercise_ids):
+    """No form: there is nobody to press its buttons."""
+
+
 def exercises():
     return list(_TEXTS)

@@ -14,7 +14,6 @@ import importlib
 import inspect
 import itertools
 import queue
-import sys
 import textwrap
 import threading
 import time
@@ -424,9 +423,9 @@ def observe(function, arguments, **how):
         return function.observe(arguments, **how)
     parts = functions_in(function)
     if not parts:
-        return _observe_here(function, arguments, **how)
+        return judge.observe_here(function, arguments, **how)
     # Something of ours around functions of the student's: each of them knows what it did.
-    seen = _observe_here(function, arguments, seconds=10 * judge.TIME_LIMIT)
+    seen = judge.observe_here(function, arguments, seconds=10 * judge.TIME_LIMIT)
     if seen.error and seen.error.startswith(RaisedThere.__name__):
         seen.error = next((p.error for p in parts if p.error), seen.error)
     if seen.error and seen.error.startswith(judge.TimeIsUp.__name__):
@@ -443,14 +442,9 @@ def functions_in(answer):
     return [x for x in getattr(answer, "__dict__", {}).values() if isinstance(x, Function)]
 
 
-_observe_here = judge.observe
-
-
 def watch_workers():
     """Let every check observe a worker's function where the worker is."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("attention_lib.") and getattr(module, "observe", None) is _observe_here:
-            module.observe = observe
+    judge.observer = observe
 
 
 def source_of(type_):
