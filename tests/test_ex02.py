@@ -24,7 +24,7 @@ from attention_lib.checks.result import NOT_ATTEMPTED, NOT_YET, PASSED, RAISED
 
 ROOT = Path(__file__).parent.parent
 QUICK = replace(ex02.FLASH, memory=None)  # the memory claim has its own test
-SEEDS = range(25)
+SEEDS = range(2)  # test_checks_seeds.py has many more
 
 
 # ---- right programs
@@ -68,7 +68,7 @@ def flash_attention(Q, K, V, Br, Bc, causal=False):
         acc, tot, top = np.zeros_like(q), np.zeros(len(q)), np.full(len(q), -np.inf)
         for b in range(-(-Nk // Bc)):
             k, v = K[b * Bc : (b + 1) * Bc], V[b * Bc : (b + 1) * Bc]
-            x = np.einsum("id,jd->ij", q, k)
+            x = np.inner(q, k)
             if causal:
                 for r in range(len(q)):
                     x[r, max(0, first + r + Nk - Nq + 1 - b * Bc) :] = -np.inf
@@ -276,20 +276,19 @@ RIGHT_STEPS = {
     "one row": made(STEP_BY_ROW),
     "merge": step_as_a_merge,
     "key by key": step_key_by_key,
-    "the loop's": lambda Qi, Kj, Vj, Oi, li, mi: ex02.step(Qi, Kj, Vj, Oi, li, mi),
 }
 
 
 @pytest.mark.parametrize("name", RIGHT_STEPS)
 def test_a_right_step_passes_in_any_style(name):
-    for seed in range(100):
+    for seed in SEEDS:
         result = check_program(ex02.INNER_STEP, RIGHT_STEPS[name], seed)
         assert result.status == PASSED, (seed, result)
 
 
 # ---- wrong programs, in another style than the registry's
 
-SCORE = 'x = np.einsum("id,jd->ij", q, k)'
+SCORE = "x = np.inner(q, k)"
 NEW = "new = np.maximum(top, x.max(axis=1))"
 REF = "ref = np.where(np.isfinite(new), new, 0.0)"
 W = "w = np.exp(x - ref[:, None])"
@@ -493,7 +492,7 @@ WRONG_STEPS = [
 @pytest.mark.parametrize("id, changes", [(x[0], x[1:]) for x in WRONG_STEPS],
                          ids=[f"{x[0]}-{i}" for i, x in enumerate(WRONG_STEPS)])  # fmt: skip
 def test_a_wrong_step_is_named(id, changes):
-    for seed in range(20):
+    for seed in range(4):
         result = check_program(ex02.INNER_STEP, made(STEP_BY_ROW, *changes), seed)
         assert (result.status, result.misconception) == (NOT_YET, id), (seed, result)
         assert len(repr(result).splitlines()) <= 5, result
@@ -517,14 +516,16 @@ def test_no_registered_mistake_passes_or_is_taken_for_another(q):
         found = {
             s: [outputs(m.program, probes) for m in q.mistakes] for s, probes in stages.items()
         }
+        wrong = {s: [is_wrong(x, probes) for x in found[s]] for s, probes in stages.items()}
         for k, mistake in enumerate(q.mistakes):
-            stage = next((s for s in stages if is_wrong(found[s][k], stages[s])), None)
+            stage = next((s for s in stages if wrong[s][k]), None)
             assert stage is not None, (mistake.id, "passes", seed)
             assert "raised" not in found[stage][k], (mistake.id, seed)
             assert not all_same(found[stage][k], [w for _, w in stages[stage]]), mistake.id
-            for other, theirs in zip(q.mistakes, found[stage], strict=True):
-                if other.id != mistake.id and is_wrong(theirs, stages[stage]):
-                    assert not all_same(theirs, found[stage][k]), (mistake.id, other.id, seed)
+            for j, other in enumerate(q.mistakes):
+                if other.id != mistake.id and wrong[stage][j]:
+                    alike = all_same(found[stage][j], found[stage][k])
+                    assert not alike, (mistake.id, other.id, seed)
 
 
 def outputs(program, probes):
@@ -568,7 +569,13 @@ def test_every_reading_place_is_a_heading():
 
 
 def n_by_n(Q, K, V, Br, Bc, causal=False):
-    return ex02.right(Q, K, V, Br, Bc, causal)
+    S = Q @ K.T / math.sqrt(Q.shape[1])
+    if causal:
+        S[~np.tri(*S.shape, len(K) - len(Q), dtype=bool)] = -np.inf
+    m = S.max(axis=1, initial=-np.inf)
+    P = np.exp(S - np.where(m == -np.inf, 0, m)[:, None])
+    l = P.sum(axis=1)
+    return P @ V / np.where(l == 0, 1, l)[:, None], l, m
 
 
 def a_mask_for_all(Q, K, V, Br, Bc, causal=False):
@@ -589,7 +596,7 @@ def a_mask_for_all(Q, K, V, Br, Bc, causal=False):
 def test_an_n_by_n_array_is_found(program):
     result = check_program(ex02.FLASH, program)
     assert (result.status, result.misconception) == (NOT_YET, "makes-n-by-n")
-    assert "At N = 2,048" in result.message
+    assert "At N = 1,024" in result.message
 
 
 def test_the_librarys_loop_is_not_an_answer():
@@ -760,9 +767,12 @@ def test_the_order_is_judged_by_what_it_computes():
         assert check_parsons(SUM, order).misconception == "nothing-rescaled"
 
 
-def test_a_wrong_line_without_effect_is_asked_to_go():
-    result = check_parsons(SUM, "FGDHAC")
-    assert result.status == NOT_YET and "leave it out" in result.message
+def test_a_wrong_line_without_effect_passes_and_is_asked_to_go():
+    result = check_parsons(SUM, "FGDHAC")  # G's m_new is replaced by D's
+    assert result.status == PASSED and result.misconception is None
+    assert "right, but line G does nothing here: leave it out" in result.message
+    result = check_parsons(SUM, "FDGHAC")  # and here D's by G's: that is the wrong idea
+    assert (result.status, result.misconception) == (NOT_YET, "max-of-this-tile")
 
 
 @pytest.mark.parametrize("answer", ["", " ", "Z", "FF", "1", 3, 1.5, [], {}, b"F", object(), True,

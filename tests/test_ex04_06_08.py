@@ -21,7 +21,7 @@ from attention_lib.tiled import flash_attention, flash_attention_q_outer
 from attention_lib.traffic import flash_traffic, q_outer_traffic
 
 ROOT = Path(__file__).parent.parent
-SEEDS = range(2)  # many more were tried once; each takes a second or so
+SEEDS = range(2)  # test_checks_seeds.py has many more
 MODULES = (ex04, ex06, ex08)
 PROGRAMS = {q.id: q for m in MODULES for q in m.QUESTIONS if isinstance(q, Program)}
 NUMBERS = {q.id: q for m in MODULES for q in m.QUESTIONS if isinstance(q, Number)}
@@ -145,7 +145,10 @@ NAN_ROWS_WRONG = {
 }
 
 
-@pytest.mark.parametrize("answer", [made(NAN_ROWS), nan_rows_vectorised, nan_rows_by_key])
+NAN_ROWS_RIGHT = [made(NAN_ROWS), nan_rows_vectorised, nan_rows_by_key]
+
+
+@pytest.mark.parametrize("answer", NAN_ROWS_RIGHT)
 def test_right_counts_of_rows_pass(answer):
     passes("ex04-nan-rows", answer)
 
@@ -259,7 +262,10 @@ def low_start(Q, K, V, Br, Bc):
     return O / np.where(l > 0, l, 1.0)[:, None], l
 
 
-@pytest.mark.parametrize("answer", [unscaled_q_outer, visible_rows_only, low_start])
+REPAIR_RIGHT = [unscaled_q_outer, visible_rows_only, low_start]
+
+
+@pytest.mark.parametrize("answer", REPAIR_RIGHT)
 def test_right_repairs_pass(answer):
     passes("ex04-repair", answer)
 
@@ -367,7 +373,10 @@ def causal_tile_by_tile(N, d, Br, Bc):
     return moved
 
 
-@pytest.mark.parametrize("answer", [made(CAUSAL), causal_by_key, causal_tile_by_tile])
+CAUSAL_RIGHT = [made(CAUSAL), causal_by_key, causal_tile_by_tile]
+
+
+@pytest.mark.parametrize("answer", CAUSAL_RIGHT)
 def test_right_causal_counts_pass(answer):
     passes("ex06-traffic", answer)
 
@@ -423,7 +432,10 @@ def flops_by_key(N, d, Br, Bc):
     return np.dot(np.minimum(Bc, N - c), N - c // Br * Br) * 4.0 * d
 
 
-@pytest.mark.parametrize("answer", [made(FLOPS), flops_tile_by_tile, flops_by_key])
+FLOPS_RIGHT = [made(FLOPS), flops_tile_by_tile, flops_by_key]
+
+
+@pytest.mark.parametrize("answer", FLOPS_RIGHT)
 def test_right_flops_pass(answer):
     passes("ex06-flops", answer)
 
@@ -815,7 +827,10 @@ def form_closed(N, d, Br, Bc, causal=False):
 LOOP = made(TILED)
 
 
-@pytest.mark.parametrize("answer", [made(FORM), form_vectorised, form_closed])
+FORM_RIGHT = [made(FORM), form_vectorised, form_closed]
+
+
+@pytest.mark.parametrize("answer", FORM_RIGHT)
 def test_right_forms_pass(answer):
     passes("ex08-traffic", ex08.both(answer, LOOP))
 
@@ -904,20 +919,23 @@ def table_by_counting(N, d=64):
     return first, *(2 * N * d + sum(2 * d * c for _, c in tiles(*s)) for s in ex08.COLUMNS)
 
 
-@pytest.mark.parametrize("answer", [made(TABLE), table_from_the_library, table_by_counting])
+TABLE_RIGHT = [made(TABLE), table_from_the_library, table_by_counting]
+
+
+@pytest.mark.parametrize("answer", TABLE_RIGHT)
 def test_right_tables_pass(answer):
     passes("ex08-table", answer, seeds=(0,))
 
 
-def test_wrong_tables_are_named():
+def table_with_mask(N, d=64):
     causal = [flash_traffic, q_outer_traffic, q_outer_traffic, q_outer_traffic]
     shapes = (ex08.COLUMNS[0], *ex08.COLUMNS)
+    return [form(N, d, *shape, True) for form, shape in zip(causal, shapes, strict=True)]
 
-    def with_mask(N, d=64):
-        return [form(N, d, *shape, True) for form, shape in zip(causal, shapes, strict=True)]
 
+def test_wrong_tables_are_named():
     wrong = {name: made(TABLE, *changes) for name, changes in TABLE_WRONG.items()}
-    wrong["causal"] = with_mask
+    wrong["causal"] = table_with_mask
     assert set(wrong) == ids("ex08-table")
     for name, answer in wrong.items():
         is_named("ex08-table", answer, name, seeds=(0,))

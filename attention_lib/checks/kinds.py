@@ -47,7 +47,7 @@ class Probe:
     says: str  # "N = 7, d = 4, Br = 3: the maximum rises by 40 along the row"
     arguments: Mapping[str, object]  # parameter name -> value
     tolerance: tuple[float, ...]  # for each output: what rounding may do to it
-    stage: int = 0  # a mistake is looked for among the probes of the first stage that fails
+    stage: int = 0  # a mistake is looked for up to the first stage that fails, and not beyond
 
 
 @dataclass(frozen=True)

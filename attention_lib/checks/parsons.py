@@ -7,12 +7,12 @@ was chosen, or the first line that uses a name before it exists, or the subgoal 
 
 import ast
 import builtins
-import reprlib
 import string
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from attention_lib.checks.judge import shown
 from attention_lib.checks.kinds import Program
 from attention_lib.checks.programs import check_program
 from attention_lib.checks.result import NOT_YET, PASSED, Result
@@ -83,9 +83,7 @@ def check_parsons(q: Parsons, answer):
     letters = _read(answer)
     last = list(q.letters)[-1]
     if letters is None or not set(letters) <= set(q.letters):
-        return _not_yet(
-            q, f"the answer is a string of letters, A to {last}, got {reprlib.repr(answer)}."
-        )
+        return _not_yet(q, f"the answer is a string of letters, A to {last}, got {shown(answer)}.")
     if not letters:
         return _not_yet(q, f"no line yet. The answer is a string of letters, A to {last}.")
     twice = [x for x in letters if letters.count(x) > 1]
@@ -97,8 +95,8 @@ def check_parsons(q: Parsons, answer):
     result = None
     if not unknown:
         result = check_program(replace(q.program, id=q.id), q.assemble(letters)[1])
-        if result.status == PASSED and not wrong:
-            return result
+        if result.status == PASSED:
+            return _right(q, wrong, result)
     if wrong:
         return _wrong_line(q, wrong[0], result)
     if unknown:
@@ -148,13 +146,23 @@ def _unknown_name(q, letters):
     return None
 
 
+def _right(q, wrong, result):
+    """The program is right, so it passes, as every program that computes the right thing does.
+
+    A wrong line in it is then one whose result a later line replaces. That is no wrong idea, since
+    the line that counts was chosen too: it is said, and costs nothing.
+    """
+    if not wrong:
+        return result
+    text = f"right, but line {wrong[0]} does nothing here: leave it out."
+    return Result(PASSED, f"{q.id}: {text}")
+
+
 def _wrong_line(q, letter, result):
     """One of the chosen lines is a wrong idea; what it did is shown if the program ran."""
     line, ran = q.letters[letter], []
     head = f"line {letter}: {line.says}"
-    if result is not None and result.status == PASSED:
-        head = f"right numbers, but line {letter} has no part in them: leave it out."
-    elif result is not None and result.status == NOT_YET:
+    if result is not None and result.status == NOT_YET:
         ran = result.message.removeprefix(f"{q.id}: ").splitlines()
         ran = [x for x in ran[1 if result.misconception else 0 :] if not x.startswith("Read: ")]
         ran.sort(key=lambda x: not x.startswith("On: "))

@@ -17,7 +17,7 @@ MERGE = "notebook 02, 'Merge: one operation behind all of it'"
 
 def attend(S, V, chunk, *, m_start=-math.inf, use_max=True, frozen=False, chunk_max=False,
            l_power=1.0, O_power=1.0, each_chunk=False, divide=True, lse=True, guard=True,
-           drop_ragged=False, from_first=False):  # fmt: skip
+           drop_ragged=False, from_first=False, empty_L=None):  # fmt: skip
     """The right loop, with a switch for each wrong idea. Returns O and L."""
     m = np.full(len(S), m_start)
     l, O = np.zeros(len(S)), np.zeros((len(S), V.shape[1]))
@@ -40,7 +40,8 @@ def attend(S, V, chunk, *, m_start=-math.inf, use_max=True, frozen=False, chunk_
             O = O / l[:, None]
     l_safe = np.where(l == 0, 1.0, l) if guard else l
     O = O / l_safe[:, None] if divide and not each_chunk else O
-    return O, np.log(l_safe) + (m if lse else 0.0)
+    L = np.log(l_safe) + (m if lse else 0.0)
+    return O, L if empty_L is None else np.where(l == 0, empty_L, L)
 
 
 def right(S, V, chunk):
@@ -84,11 +85,14 @@ def one_chunk_at_a_time(answer):
     """The claim behind the chunks: no array as large as all scores. (One copy of S may be made.)"""
     rng = np.random.default_rng(0)
     S, V = rng.standard_normal((4, 4096)), rng.standard_normal((4096, 2))
-    peak = observe(answer, {"S": S, "V": V, "chunk": 64}, measure=True).peak
-    if peak <= 1.5 * S.nbytes:
+    seen = observe(answer, {"S": S, "V": V, "chunk": 64}, measure=True)
+    if seen.error or seen.timed_out:
+        problem = seen.error or "it did not end in time"
+        return None, f"with 4,096 keys in chunks of 64 your code fails: {problem}", RESCALE
+    if seen.peak <= 1.5 * S.nbytes:
         return None
     text = (
-        f"right numbers, but from all keys at once: {peak / S.nbytes:.1f} times the size of S "
+        f"right numbers, but from all keys at once: {seen.peak / S.nbytes:.1f} times the size of S "
         "is allocated. Take `chunk` keys at a time."
     )
     return "all-keys-at-once", text, RESCALE
@@ -118,6 +122,7 @@ ATTEND = Program(
             "notebook 02, 'A row needs its largest score and its sum'",
             {"use_max": False},
             {"use_max": False, "guard": False},
+            {"use_max": False, "empty_L": -math.inf},
         ),
         *_mistake(
             "max-starts-at-0",

@@ -23,12 +23,16 @@ HIDDEN = "notebook 03, 'Causal: tiles that are never computed'"
 CORNERS = "notebook 03, 'Two corners for one mask'"
 SYMPTOMS = "notebook 03, 'Common mistakes'"
 
-MEMORY_N = 2048
+MEMORY_N = 1024
 BIG_NEGATIVE = [-1e4, -1e5, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e30,
                 float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)]  # fmt: skip
 
 
 # ---- the loop, with a switch for each wrong idea
+
+
+def _finite(m):
+    return np.where(m == -math.inf, 0.0, m)
 
 
 def step(Qi, Kj, Vj, Oi, li, mi, hidden=None, *, scale=lambda d: d**-0.5, fill=-math.inf,
@@ -48,13 +52,14 @@ def step(Qi, Kj, Vj, Oi, li, mi, hidden=None, *, scale=lambda d: d**-0.5, fill=-
         "nothing": np.maximum(mi, m_tile),
         "nothing, m kept": mi,
     }[max_of]
-    fix = finite_or_zero if "m" in guards else np.asarray
+    fix = _finite if "m" in guards else np.asarray
     if max_of.startswith("nothing"):
         P, old, new = np.exp(S), np.ones_like(mi), np.ones_like(mi)
     else:
-        P = np.exp(S - fix(m_tile if own_max else m_new)[:, None])
-        old = np.exp(mi - fix(m_new))
-        new = np.exp(m_tile - fix(m_new)) if own_max else np.ones_like(mi)
+        top = fix(m_new)
+        P = np.exp(S - (fix(m_tile) if own_max else top)[:, None])
+        old = np.exp(mi - top)
+        new = np.exp(m_tile - top) if own_max else np.ones_like(mi)
     if swapped:
         old, new = new, old
     if hidden is not None and mask == "after exp":
@@ -114,9 +119,11 @@ def tiled(Q, K, V, Br, Bc, causal=False, *, start=(0.0, -math.inf), ragged_k="sh
                 Kj = K[rows]
             if by_q:
                 Vj = V[rows]
-            i, j = np.arange(len(Q[rows]))[:, None], np.arange(len(Kj))[None]
-            i, j = (i, j) if local else (i + i0, j + cols.start)
-            hidden = ~rule(i, j, shift) if causal else None
+            hidden = None
+            if causal:
+                i, j = np.arange(len(Q[rows]))[:, None], np.arange(len(Kj))[None]
+                i, j = (i, j) if local else (i + i0, j + cols.start)
+                hidden = ~rule(i, j, shift)
             Oi, li, mi = step(Q[rows], Kj, Vj, O[rows], l[rows], m[rows], hidden, **wrong)
             if stored:
                 O[rows] = Oi
@@ -208,24 +215,24 @@ def probes(seed):
         probe("four tiles", 4, 4, 2, 2),
         probe("nine tiles, the maximum rises", 6, 6, 2, 2, ramp(6, 0, 4)),
         probe("nine tiles, the maximum falls", 6, 6, 2, 2, ramp(6, 4, 0)),
-        probe("all scores below 0", 6, 6, 2, 2, -6.0, d=4),
+        probe("all scores below 0", 4, 4, 2, 2, -6.0, d=4),
         probe("the last K/V block is short", 4, 7, 2, 3, ramp(7, 2, -4), 1),
         probe("the last Q block is short", 5, 6, 2, 3, ramp(6, -3, 0), 1),
         probe("both are short", 7, 8, 4, 3, ramp(8, -6, -4), 1),
         probe("blocks larger than N", 3, 5, 8, 8, 1.0, 1),
-        probe("blocks of one", 3, 4, 1, 1, ramp(4, 0, 3), 1),
-        probe("the maximum rises by 60", 6, 8, 4, 2, ramp(8, 0, 60), 2),
-        probe("the maximum falls by 60", 6, 8, 4, 2, ramp(8, 60, 0), 2),
-        probe("all scores near -1000", 5, 7, 2, 3, -1000.0, 2),
-        probe("scores near 800: exp of them overflows", 5, 7, 2, 3, 800.0, 2),
-        probe("more queries than keys", 9, 5, 4, 2, 1.0, 2),
+        probe("blocks of one", 2, 3, 1, 1, ramp(3, 0, 3), 1),
+        probe("the maximum rises by 60", 5, 6, 4, 2, ramp(6, 0, 60), 2),
+        probe("the maximum falls by 60", 5, 6, 4, 2, ramp(6, 60, 0), 2),
+        probe("all scores near -1000", 4, 5, 2, 3, -1000.0, 2),
+        probe("scores near 800: exp of them overflows", 4, 5, 2, 3, 800.0, 2),
+        probe("more queries than keys", 7, 4, 4, 2, 1.0, 2),
         probe("causal, all keys in one block", 4, 7, 2, 7, ramp(7, 0, 2), 3, True),
         probe("causal, all keys in one block", 5, 6, 2, 8, ramp(6, 2, 0), 3, True),
         probe("causal, Nq = Nk", 6, 6, 4, 2, ramp(6, 0, 3), 4, True),
-        probe("causal, more keys than queries", 5, 9, 3, 2, ramp(9, 4, 0), 4, True),
+        probe("causal, more keys than queries", 4, 7, 3, 2, ramp(7, 4, 0), 4, True),
         probe("causal, large blocks of Q", 8, 9, 4, 3, ramp(9, 0, 30), 4, True),
         probe("causal, one query", 1, 6, 4, 2, 0.0, 4, True),
-        probe("causal: rows 0 to 3 see no key", 9, 5, 3, 2, 1.0, 5, True),
+        probe("causal: rows 0 to 2 see no key", 7, 4, 4, 2, 1.0, 5, True),
         probe("causal: rows 0 to 4 see no key", 8, 3, 4, 2, ramp(3, -900, -840), 5, True),
         probe("no key at all", 3, 0, 2, 2, np.zeros(0), 6),
     ]
@@ -255,14 +262,14 @@ def step_probes(seed):
 
 
 def big(seed):
-    """Long enough that an N x N array stands out: 4 MiB even if it holds only True and False."""
+    """Long enough that an N x N array stands out: 1 MiB even if it holds only True and False."""
     Q, K, V = scored(np.random.default_rng(seed), MEMORY_N, MEMORY_N, 8, np.zeros(MEMORY_N))
-    return {"Q": Q, "K": K, "V": V, "Br": 32, "Bc": 32, "causal": True}
+    return {"Q": Q, "K": K, "V": V, "Br": 32, "Bc": 16, "causal": True}
 
 
 def allowed_memory(arguments):
-    """Bytes: three quarters of one byte for each score; ten times what the plain loop holds."""
-    return 3 * len(arguments["Q"]) * len(arguments["K"]) // 4
+    """Bytes: nine tenths of one byte for each score; several times what the plain loop holds."""
+    return 9 * len(arguments["Q"]) * len(arguments["K"]) // 10
 
 
 # ---- the wrong ideas: id, what is wrong, where to read, and its switches (one dict a variant)
@@ -689,7 +696,7 @@ STEP_MISTAKES = _mistakes(step, IN_THE_STEP, with_hidden=False) + (
 LOOP_MISTAKES = (
     _mistakes(tiled, IN_THE_STEP) + _mistakes(by_parts, BY_PARTS) + _mistakes(tiled, IN_THE_LOOP)
 )
-MAY_CALL = frozenset({"blocks", "blocks.<locals>.<listcomp>", "finite_or_zero"})
+MAY_CALL = frozenset({"blocks", "finite_or_zero"})
 
 INNER_STEP = Program(
     id="ex02-inner-step",

@@ -4,20 +4,23 @@ from dataclasses import replace
 
 from attention_lib.checks.exercises import ex02
 
+# The decorator `gaps` is around the learner's code.
+WITH_GAPS = replace(ex02.FLASH, library=ex02.MAY_CALL | {"gaps"})
+
 QUESTIONS = [
     replace(
-        ex02.FLASH,
+        WITH_GAPS,
         id="ex02f-two-gaps",
         text="Fill the two gaps of flash_two_gaps: the factor old, and the sum O_sum.",
     ),
     replace(
-        ex02.FLASH,
+        WITH_GAPS,
         id="ex02f-five-gaps",
         text="Fill the five gaps of flash_five_gaps, one for each subgoal: load, score, rescale, "
         "accumulate, store.",
     ),
     replace(
-        ex02.FLASH,
+        WITH_GAPS,
         id="ex02f-comments",
         text="Write the lines under the comments of flash_comments: load, score, rescale, "
         "accumulate, store.",

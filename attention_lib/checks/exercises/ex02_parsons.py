@@ -223,6 +223,7 @@ def flash_attention(Q, K, V, Br, Bc):
         probes=dense_probes,
         mistakes=(),  # the wrong lines say what they are
         read=ex02.BY_HAND,
+        library=ex02.MAY_CALL | {"load"},
         memory=None,
         big=None,
     ),

@@ -60,9 +60,15 @@ def visit(Q, K, V, Br, Bc, guard_max=False, guard_l=False, hidden=-math.inf, kee
 # ---------------------------------------------------------------- how many rows are NaN, and which
 
 
-@functools.cache
 def broken_rows(N, Br, Bc):
     """The rows that really come out as NaN: the loop is run, and looked at."""
+    return _broken_rows(
+        N, Br, Bc
+    )  # a call of a cached function is no call of Python code: not seen
+
+
+@functools.cache
+def _broken_rows(N, Br, Bc):
     x = np.random.default_rng(0).standard_normal((N, 1))
     with np.errstate(invalid="ignore"):
         O, _ = visit(x, x, x, Br, Bc)
@@ -115,7 +121,7 @@ def count_probes(seed):
     fixed = [(300, 64, 100), (40, 16, 10), (1000, 64, 196), (300, 128, 100), (60, 25, 7),
              (41, 9, 20), (100, 40, 30), (64, 8, 16), (7, 10, 3), (1, 1, 1),
              (4096, 64, 196)]  # fmt: skip
-    drawn = [tuple(map(int, rng.integers((1, 1, 1), (200, 50, 50)))) for _ in range(12)]
+    drawn = [tuple(map(int, rng.integers((1, 1, 1), (90, 40, 40)))) for _ in range(8)]
     return [
         Probe(f"N = {N}, Br = {Br}, Bc = {Bc}", {"N": N, "Br": Br, "Bc": Bc}, (0.0,))
         for N, Br, Bc in fixed + drawn
@@ -215,7 +221,7 @@ def repair_probes(seed):
         probe(": scores fall by 40", 12, 12, 4, 5, rise=-40),
         probe(": all scores near -1000", 12, 12, 4, 5, level=-1000),
         probe("", 10, 10, 10, 3),
-        probe("", N0, N0, BR0, BC0),
+        probe("", 60, 60, 13, 20),
         probe("", 5, 12, 2, 5, stage=1),
         probe(": 3 rows see no key", 9, 6, 4, 4, stage=2),
         probe(": 5 rows see no key", 9, 4, 4, 3, stage=2),
@@ -285,7 +291,7 @@ def forward_order(answer):
 
 
 def big(seed):
-    Q, K, V = np.random.default_rng(seed).standard_normal((3, 2048, 8))
+    Q, K, V = np.random.default_rng(seed).standard_normal((3, 1024, 8))
     return {"Q": Q, "K": K, "V": V, "Br": 64, "Bc": 16}
 
 
@@ -297,9 +303,7 @@ REPAIR = Program(
     right=right,
     probes=repair_probes,
     read=GUARDS,
-    library=frozenset(
-        {"blocks", "blocks.<locals>.<listcomp>", "nothing_visible", "hide", "causal_offset"}
-    ),
+    library=frozenset({"blocks", "nothing_visible", "hide", "causal_offset"}),
     big=big,
     memory=lambda a: len(a["Q"]) * len(a["K"]),  # one byte an entry: less than a boolean mask
     claims=(forward_order,),
@@ -398,7 +402,7 @@ QUESTIONS = [
         why="Two bands of rows, one in each Q block that a K/V block begins in.",
         hint="Go through the Q blocks. Which K/V block is the first one that is not skipped, and "
         "which rows of the block see no key of it?",
-        tolerance=0.001,
+        tolerance=0.0,
         slips={
             "none": (
                 lambda: 0,
@@ -452,7 +456,7 @@ QUESTIONS = [
         "rows 64 to 99 see nothing of it.",
         hint="Find the first Q block whose last row reaches into a K/V block that its first row "
         "does not reach.",
-        tolerance=0.001,
+        tolerance=0.0,
         slips={
             "first-row": (
                 lambda: 0,
@@ -477,7 +481,7 @@ QUESTIONS = [
         why="Q block 3 is rows 192 to 255. Its last row reaches K/V block 2, keys 200 to 299; rows "
         "192 to 199 see nothing of it.",
         hint="Which Q block holds the row where the last K/V block begins?",
-        tolerance=0.001,
+        tolerance=0.0,
         slips={
             "first-band-only": (
                 lambda: BC0 - 1,
@@ -503,7 +507,7 @@ QUESTIONS = [
         "Replace an infinite maximum by 0, and change nothing else. The loop that divides once, at "
         "the end, is then right for these rows. Algorithm 1 is not. Why?",
         {
-            "a": "Algorithm 1 stores m in HBM, so the clamped value is overwritten",
+            "a": "Algorithm 1 stores m in HBM, so that the next pass overwrites the clamped value",
             "b": "In Algorithm 1 the clamped maximum makes exp overflow",
             "c": "Algorithm 1 divides by l after every tile, and after the hidden one l is 0",
             "d": "The loop that divides once never meets a tile that is hidden from a row",
@@ -526,7 +530,7 @@ QUESTIONS = [
             "a": "A row that sees no key at all: it gets a mean of V instead of 0",
             "b": "A row whose first tile is hidden: the -1e9 stays in its sum",
             "c": "None: exp(-1e9) is exactly 0",
-            "d": "A row with one visible key: the hidden ones share its weight",
+            "d": "A row with one visible key: each hidden one takes a part of its weight",
         },
         "a",
         {

@@ -243,10 +243,9 @@ QUESTIONS = [
         text="FlashAttention does one product more and takes 7.3 ms where standard attention\n"
         "takes 41.7 (the paper's times). Why is it faster?",
         options={
-            "a": "Standard attention waits for its traffic. One product more is cheap, and most of "
-            "that traffic is gone.",
+            "a": "Standard attention waits for its traffic, and most of that traffic is gone.",
             "b": "Its products are smaller, so that each takes fewer FLOPs.",
-            "c": "The recomputed product costs nothing: Q and K are on chip already.",
+            "c": "The recomputed product costs nothing, since Q and K are on chip at that point.",
             "d": "Its backward pass leaves out the four products that need P.",
         },
         right="a",

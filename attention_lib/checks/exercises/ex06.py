@@ -22,9 +22,13 @@ OTHER = "notebook 04, 'The other order'"
 N0, D0, BR0, BC0 = 512, 64, 128, 196  # the run of the prediction
 
 
-@functools.cache
 def counted(N, d, Br, Bc, causal=True):
     """Algorithm 1, really run: elements moved, and matmul FLOPs."""
+    return _counted(N, d, Br, Bc, causal)  # a call of a cached function is not seen by the checks
+
+
+@functools.cache
+def _counted(N, d, Br, Bc, causal):
     hbm = HBM()
     x = np.zeros((N, d), np.float32)
     flash_attention(x, x, x, Br, Bc, causal=causal, hbm=hbm)
@@ -110,7 +114,7 @@ SIZES = [(24, 4, 4, 8), (48, 2, 8, 8), (60, 4, 7, 13), (50, 2, 13, 7), (41, 4, 1
 def size_probes(seed):
     """Some sizes for everyone, then drawn ones. d is even: half of a count is a whole number."""
     rng = np.random.default_rng(seed)
-    drawn = [tuple(map(int, rng.integers((2, 1, 1, 1), (150, 9, 40, 40)))) for _ in range(10)]
+    drawn = [tuple(map(int, rng.integers((2, 1, 1, 1), (60, 9, 30, 30)))) for _ in range(6)]
     sizes = SIZES + [(N, 2 * d, Br, Bc) for N, d, Br, Bc in drawn]
     return [
         Probe(
@@ -302,7 +306,7 @@ QUESTIONS = [
         "Br and Bc stay, and N grows. Where does the ratio causal count / dense count go?",
         {
             "a": "It is one half at every N",
-            "b": "To one half, from below: skipped tiles save more than half",
+            "b": "To one half, from below: the skipped tiles save more than half of the passes",
             "c": "To one half, from above: the share of tiles on the diagonal shrinks",
             "d": "To one: the traffic is quadratic with or without a mask",
         },

@@ -86,9 +86,7 @@ ATTENTION_TIME = Program(
     right=right,
     probes=probes,
     read=TIME,
-    library=frozenset(
-        "standard_traffic _check _check.<locals>.<listcomp> check_positive_int check_int".split()
-    ),
+    library=frozenset("standard_traffic _check check_positive_int check_int".split()),
     mistakes=(
         *_mistake(
             "elements-for-bytes",
@@ -494,9 +492,9 @@ QUESTIONS = [
         "three kernels become this fused one?",
         options={
             "a": "Straight up: the same intensity, more FLOP/s.",
-            "b": "To the right, up the slope to 124; past the ridge only as far as L2 answers "
-            "repeated reads.",
-            "c": "To the right, to 124, past the ridge: it is compute-bound from there on.",
+            "b": "To the right, up the slope to 124; past the ridge only if L2 answers repeats.",
+            "c": "To the right, to 124, past the ridge: from there on the arithmetic is what it "
+            "waits for.",
             "d": "To the left: fewer bytes are moved, and the axis is bytes.",
         },
         right="b",
