@@ -74,8 +74,7 @@ QUESTIONS = [
         id="p00-3",
         text=(
             "You time the tiled attention of this course on a laptop, in NumPy, and it is\n"
-            "slower than standard attention. What does that say about a GPU?\n"
-            "Write the letter in quotes."
+            "slower than standard attention. What does that say about a GPU?"
         ),
         options={
             "a": "Nothing. Compare what the two move and what they store.",

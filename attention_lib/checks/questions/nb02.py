@@ -142,7 +142,7 @@ QUESTIONS = [
         "Why can't you compute the softmax tile by tile, by applying it to each tile separately?",
         {
             "a": "A tile does not know the row's maximum, so its exponentials can overflow.",
-            "b": "Each tile is divided by its own sum, so each tile gets a total weight of 1.",
+            "b": "Each tile is divided by its own sum, so each gets a total weight of 1.",
             "c": "Each tile rounds a little differently, and the rounding errors add up.",
             "d": "exp is not linear, so exp of a tile is not a tile of exp.",
         },

@@ -152,7 +152,7 @@ QUESTIONS = [
             "a": "The result (up to rounding) and the matmul FLOPs",
             "b": "The matmul FLOPs and the HBM traffic",
             "c": "The result, bit for bit, and the time",
-            "d": "The result (up to rounding) and the extra memory",
+            "d": "The result (up to rounding) and the extra memory it takes",
         },
         right="a",
         remarks={
@@ -172,7 +172,7 @@ QUESTIONS = [
         {
             "a": "The algorithm is exact, so the difference has to be zero",
             "b": "Both add up in the same order",
-            "c": "Both computed in float64 unnoticed, and rounding to float32 hid the difference",
+            "c": "Both computed in float64, and the last rounding hid it",
             "d": "float32 has too few digits to show a difference",
         },
         right="c",
@@ -191,7 +191,7 @@ QUESTIONS = [
         {
             "a": "4 is the number of bytes of a float32",
             "b": "It makes K_j, V_j, Q_i, O_i and S fit into M together, always",
-            "c": "Four tiles with d columns get about M/4 each, and S comes on top",
+            "c": "Four d-wide tiles get about M/4 each; S comes on top",
             "d": "4 comes from the four passes over S and P",
         },
         right="c",

@@ -210,8 +210,7 @@ QUESTIONS = [
         "about 4Nd. A colleague concludes that the loop asks for each of Q, K, V and O once.\n"
         "What do you answer?",
         {
-            "a": "You counted below the L2 cache. The loop asks for K and V again and again; L2 "
-            "answers the repeats",
+            "a": "You counted below the L2 cache: the loop asks again and again, and L2 answers",
             "b": "Right: that is what tiling is for, each tensor is loaded once",
             "c": "The profiler is wrong: a closed form that equals the counters cannot be beaten",
             "d": "The kernel keeps all of K and V in the shared memory of an SM",
@@ -236,7 +235,7 @@ QUESTIONS = [
             "a": "It stays: both have an N squared, and d is small against N",
             "b": "It halves: each row is twice as long",
             "c": "It grows: standard attention moves twice as much",
-            "d": "It is almost gone: the rows are twice as long and there are twice the passes",
+            "d": "Almost none of it is left: longer rows, and more passes",
         },
         "d",
         {
@@ -244,8 +243,8 @@ QUESTIONS = [
             "number of passes.",
             "b": "That is one of two effects. Bc = M/4d also halves.",
             "c": "Standard attention moves mostly S and P, which do not depend on d.",
-            "d": "Four times the traffic for Algorithm 1, nearly the same for standard: the ratio "
-            "falls from 3.9 to 1.02.",
+            "d": "Rows and passes both double: four times the traffic for Algorithm 1, and nearly "
+            "the same for standard. The ratio falls from 3.9 to 1.02.",
         },
     ),
 ]

@@ -234,10 +234,7 @@ QUESTIONS = [
         options={
             "a": "The fifth product is done on tiles, and products of tiles need fewer FLOPs.",
             "b": "P is mostly zeros, so the rebuilt tiles can be skipped.",
-            "c": (
-                "The standard one waits for memory: it moves N x N matrices seven times. The fifth "
-                "product costs less than one of these."
-            ),
+            "c": "The standard pass waits for its traffic, which takes longer than a product.",
             "d": "Without P in memory a larger batch fits, and a larger batch is faster.",
         },
         right="c",
@@ -248,8 +245,8 @@ QUESTIONS = [
                 "them, and the standard pass could do that too."
             ),
             "c": (
-                "On an A100 the product takes less time than reading P once. The rest of the gain "
-                "is that dP and dS never reach HBM either."
+                "It moves N x N matrices seven times. On an A100 the fifth product takes less time "
+                "than reading P once, and dP and dS never reach HBM either."
             ),
             "d": "A larger batch may fit, but the gain is there for the same batch.",
         },
@@ -262,7 +259,7 @@ QUESTIONS = [
         ),
         options={
             "a": "dK and dV: all SMs add to the same rows of them.",
-            "b": "dQ: all SMs add to the same rows of it, so the additions must be atomic.",
+            "b": "dQ: all SMs add to its rows, so it takes atomic adds.",
             "c": "L and D: each SM needs its own copy, as it changes them.",
             "d": "Nothing: the tiles do not depend on each other.",
         },

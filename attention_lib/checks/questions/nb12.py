@@ -217,7 +217,7 @@ QUESTIONS = [
         "A model writes its next token: one query, a cache of 64K keys. Tiling brings almost "
         "nothing here. Why?",
         {
-            "a": "One query's scores are a row, not a matrix: there is little to keep on chip.",
+            "a": "One query's scores are a row: there is little to keep on chip.",
             "b": "The cache is too large for SRAM, so tiles cannot be used.",
             "c": "The online softmax needs more than one query.",
             "d": "The products are too small for the GPU's arithmetic to keep up.",
@@ -259,7 +259,7 @@ QUESTIONS = [
         {
             "a": "The result is wrong where a block arrives before its keys are visible.",
             "b": "The device with the last tokens receives most of the link traffic.",
-            "c": "The ring waits: in most steps some device has a full tile, and others have none.",
+            "c": "It waits: in most steps some tiles are full and others empty.",
             "d": "Blocks that are hidden cannot be passed on, so the ring breaks.",
         },
         "c",
