@@ -3,8 +3,9 @@
 All three read and write HBM only through `attention_lib.memory.HBM`, so the loop that computes is
 the loop that counts. N x N exists in `unfused_attention` alone.
 
-Sources: FlashAttention, arXiv 2205.14135 (v2), Algorithms 0 and 1; FlashAttention-2,
-arXiv 2307.08691, Algorithm 1. Comments give the papers' line numbers.
+Sources: FlashAttention, arXiv 2205.14135 (v2), Algorithms 0, 1, and 5 (tiles left out);
+FlashAttention-2, arXiv 2307.08691, Algorithm 1. Comments give the papers' line numbers (those of
+Algorithm 1).
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 
 from attention_lib import online
 from attention_lib.heads import for_each_head
-from attention_lib.inputs import check_positive_int, compute_dtype
+from attention_lib.inputs import check_array, check_positive_int, compute_dtype
 from attention_lib.reference import causal_offset, finite_or_zero, hide, softmax
 
 
@@ -39,6 +40,27 @@ def nothing_visible(rows, cols, offset):
     return offset is not None and cols.start > rows.stop - 1 + offset
 
 
+def which_tiles(block_mask, Nq, Nk, Br, Bc):
+    """The block mask, checked: boolean (Tr, Tc), True where a tile is computed; None: all of them.
+
+    Raises TypeError or ValueError that names Tr and Tc.
+    """
+    Tr, Tc = -(-Nq // Br), -(-Nk // Bc)
+    if block_mask is None:
+        return np.broadcast_to(True, (Tr, Tc))  # a view of one element
+    check_array("block_mask", block_mask)
+    if block_mask.dtype != bool:
+        raise TypeError(
+            f"block_mask has dtype {block_mask.dtype.name}; accepted: bool (True: computed)"
+        )
+    if block_mask.shape != (Tr, Tc):
+        raise ValueError(
+            f"block_mask has shape {block_mask.shape}; accepted: (Tr, Tc) = ({Tr}, {Tc}), "
+            f"for Nq = {Nq}, Br = {Br}, Nk = {Nk}, Bc = {Bc}"
+        )
+    return block_mask
+
+
 def place(hbm, **arrays):
     """The named arrays as tensors in HBM; None stays None."""
     return [x if x is None else hbm.tensor(name, x) for name, x in arrays.items()]
@@ -53,12 +75,15 @@ def load_mask(mask, rows, cols):
 
 
 @for_each_head
-def flash_attention(Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align="lower-right"):
+def flash_attention(
+    Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align="lower-right", block_mask=None
+):
     """FlashAttention's Algorithm 1: K/V blocks outside, Q blocks inside.
 
     Q: (..., Nq, d); K, V: (..., Nk, d), with the leading axes of Q, or fewer heads (GQA).
     Br, Bc: rows of a Q block, rows of a K/V block. causal, mask, align: as in standard_attention.
-    hbm: an HBM that counts the run, or None.
+    hbm: an HBM that counts the run, or None. block_mask: boolean (Tr, Tc), the tiles to compute, or
+    None for all (Algorithm 5; see attention_lib.sparse).
     Returns O (..., Nq, d) in the dtype of Q, and l, m (..., Nq): each row's sum and maximum, in
     the dtype of the arithmetic (float32 for 16-bit inputs). A row that sees no key: O = 0, l = 0,
     m = -inf. Filling O, l, m at the start (line 2) is not counted, as in the paper.
@@ -67,15 +92,16 @@ def flash_attention(Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align
     dtype, (Nq, d), Nk = compute_dtype(Q.dtype), Q.shape, K.shape[0]
     out_dtype, scale = Q.dtype, 1 / math.sqrt(d)
     offset = causal_offset(Nq, Nk, align) if causal else None
+    block_mask = which_tiles(block_mask, Nq, Nk, Br, Bc)
     hbm.launch()
     Q, K, V, mask = place(hbm, Q=Q, K=K, V=V, mask=mask)
     O = hbm.tensor("O", np.zeros((Nq, d), dtype))  # line 2
     l = hbm.tensor("l", np.zeros(Nq, dtype))
     m = hbm.tensor("m", np.full(Nq, -math.inf, dtype))
-    for cols in blocks(Nk, Bc):  # line 5
+    for j, cols in enumerate(blocks(Nk, Bc)):  # line 5
         Kj, Vj = K.load(cols, dtype=dtype), V.load(cols, dtype=dtype)  # line 6
-        for rows in blocks(Nq, Br):  # line 7
-            if nothing_visible(rows, cols, offset):
+        for i, rows in enumerate(blocks(Nq, Br)):  # line 7
+            if nothing_visible(rows, cols, offset) or not block_mask[i, j]:
                 continue
             Qi, Oi = Q.load(rows, dtype=dtype), O.load(rows)  # line 8
             li, mi = l.load(rows), m.load(rows)
@@ -100,7 +126,7 @@ def flash_attention(Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align
 
 @for_each_head
 def flash_attention_q_outer(
-    Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align="lower-right"
+    Q, K, V, Br, Bc, *, causal=False, mask=None, hbm=None, align="lower-right", block_mask=None
 ):
     """FlashAttention-2's Algorithm 1: Q blocks outside, K/V blocks inside, one division per row.
 
@@ -111,18 +137,21 @@ def flash_attention_q_outer(
     dtype, (Nq, d), Nk = compute_dtype(Q.dtype), Q.shape, K.shape[0]
     out_dtype, scale = Q.dtype, 1 / math.sqrt(d)
     offset = causal_offset(Nq, Nk, align) if causal else None
+    block_mask = which_tiles(block_mask, Nq, Nk, Br, Bc)
     hbm.launch()
     Q, K, V, mask = place(hbm, Q=Q, K=K, V=V, mask=mask)
     O = hbm.tensor("O", np.empty((Nq, d), out_dtype))
     L = hbm.tensor("L", np.empty(Nq, dtype))
-    for rows in blocks(Nq, Br):  # line 3
+    for i, rows in enumerate(blocks(Nq, Br)):  # line 3
         Qi = Q.load(rows, dtype=dtype)  # line 4
         state = online.start(rows.stop - rows.start, d, dtype)  # line 5
         for name, tile in zip(("m", "l", "O"), state, strict=True):
             hbm.hold(name, tile)
-        for cols in blocks(Nk, Bc):  # line 6
+        for j, cols in enumerate(blocks(Nk, Bc)):  # line 6
             if nothing_visible(rows, cols, offset):
                 break  # the later blocks are hidden too
+            if not block_mask[i, j]:
+                continue
             S = hbm.hold("S", hbm.matmul(Qi, K.load(cols, dtype=dtype).T))  # lines 7, 8
             S *= scale
             hide(S, rows.start, cols.start, offset, load_mask(mask, rows, cols))

@@ -8,7 +8,7 @@ import pytest
 
 import attention_lib
 from attention_lib import checks, data, online, show, traffic
-from tests import test_backward, test_hardware
+from tests import test_backward, test_hardware, test_sparse
 
 A, B = np.zeros((6, 4)), np.zeros((8, 4))
 ENTRIES = {
@@ -204,7 +204,7 @@ def test_the_others_refuse(call, kind, message):
 def test_every_public_function_is_in_a_table():
     here = inspect.getsource(inspect.getmodule(test_the_others_refuse))
     elsewhere = inspect.getsource(test_hardware).replace("hw.", "")
-    elsewhere += inspect.getsource(test_backward)
+    elsewhere += inspect.getsource(test_backward) + inspect.getsource(test_sparse)
     for name in attention_lib.__all__:
         if inspect.isfunction(getattr(attention_lib, name)):
             assert f"{name}(" in here or f'"{name}"' in here or f"{name}(" in elsewhere, name
