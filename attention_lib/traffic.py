@@ -5,6 +5,8 @@ size, ragged or not. A mask array comes on top, as reads_by["mask"]; causality n
 (FlashAttention, arXiv 2205.14135, Theorem 2 gives the order of growth; the exact forms are counted
 from its Algorithms 0 and 1, and from FlashAttention-2's Algorithm 1, arXiv 2307.08691.)
 
+`general_traffic` is one formula with five numbers; ACCOUNTS has the numbers of each closed form.
+
 The calculators below them take a whole layer and give bytes. Each answers a question that a
 well-read article on the subject answered too, with rules that are not all right. rule="article"
 gives that article's number, so that you can see where it comes from; the default is corrected.
@@ -12,6 +14,8 @@ gives that article's number, so that you can see where it comes from; the defaul
 """
 
 import math
+from fractions import Fraction
+from numbers import Rational
 
 from attention_lib.inputs import ALIGN, check_bool, check_choice, check_positive_int
 from attention_lib.reference import causal_offset
@@ -75,6 +79,38 @@ def q_outer_traffic(N, d, Br, Bc, causal=False, *, Nk=None, align="lower-right")
         visible = min(max(0, last_row + offset + 1), Nk)
         keys += min(Nk, Bc * -(-visible // Bc))
     return 2 * N * d + N + 2 * d * keys
+
+
+# What each account says: R_Q, c_Q, c_s, R_KV, sigma of `general_traffic` from Tr and Tc. What is
+# left out has its default, so "each once" is the empty one.
+ACCOUNTS = {
+    "standard": lambda Tr, Tc: dict(sigma=4),
+    "Algorithm 1": lambda Tr, Tc: dict(R_Q=Tc, c_Q=3, c_s=4),
+    "Q outside": lambda Tr, Tc: dict(c_s=1, R_KV=Tr),
+    "K and V again": lambda Tr, Tc: dict(R_KV=Tr),
+    "each once": lambda Tr, Tc: dict(),
+}
+
+
+def general_traffic(N, d, *, R_Q=1, c_Q=2, c_s=0, R_KV=1, sigma=0, Nk=None):
+    """Elements of R_Q(c_Q*N*d + c_s*N) + R_KV*2*Nk*d + sigma*N*Nk: every account is a case of it.
+
+    R_Q: passes over what belongs to the queries; c_Q: arrays of N x d in such a pass (Q, O, ...);
+    c_s: row statistics in it (l, m, L). R_KV: passes over K and V. sigma: crossings of N x N.
+    N, Nk: queries, keys (default: N). ACCOUNTS holds the values of each account.
+    A causal loop visits some blocks less often than others. Then R_Q and R_KV are mean numbers of
+    passes: give a Fraction, and the result is exact. It is an int if it is whole.
+    Raises TypeError and ValueError that name the argument. A kernel that moves two groups of
+    arrays a different number of times is a sum of two such terms.
+    """
+    N, d, Nk = _check(N=N, d=d, Nk=N if Nk is None else Nk)
+    for name, value in dict(R_Q=R_Q, c_Q=c_Q, c_s=c_s, R_KV=R_KV, sigma=sigma).items():
+        if isinstance(value, bool) or not isinstance(value, Rational):
+            raise TypeError(f"{name} must be an int or a Fraction, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{name} is {value}; accepted: 0 or more")
+    moved = Fraction(R_Q * (c_Q * N * d + c_s * N) + R_KV * 2 * Nk * d + sigma * N * Nk)
+    return moved.numerator if moved.denominator == 1 else moved
 
 
 def tile_elements(Br, Bc, d):
