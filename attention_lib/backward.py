@@ -1,153 +1,31 @@
-"""The backward pass: dQ, dK and dV from dO, by the definition and in tiles.
+"""The backward pass: dQ, dK and dV from dO, in five kernels and in tiles.
 
-With S = Q K^T / sqrt(d), P = softmax(S), O = P V, and dO the gradient of a loss with respect to O:
+The definition is `attention_lib.reference.standard_backward`. Two things make it fit into tiles:
 
-    dV = P^T dO      dP = dO V^T      dS = P * (dP - D)      dQ = dS K / sqrt(d)
-                                                             dK = dS^T Q / sqrt(d)
-    D = rowsum(P * dP), which is rowsum(dO * O): one number a row.
+    P = exp(S - L), made again on chip from the L that the forward pass kept;
+    D = rowsum(P * dP) = rowsum(dO * O), one number a row, known before the first tile.
 
-The tiled versions keep O and L of the forward pass, never P: a tile of it is exp(S - L), made again
-on chip. All loops read and write HBM only through `attention_lib.memory.HBM`, so the loop that
-computes is the loop that counts.
+So the tiled versions keep O and L, never P. All loops read and write HBM only through
+`attention_lib.memory.HBM`, so the loop that computes is the loop that counts.
 
 Sources: FlashAttention, arXiv 2205.14135 (v2), Algorithms 3 and 4; FlashAttention-2,
 arXiv 2307.08691, Algorithm 2. Comments give the papers' line numbers. The first has dropout as
 well, which is left out here; the second leaves the scale out, which is put in.
 """
 
-import functools
-import inspect
 import math
 
 import numpy as np
 
-from attention_lib.inputs import (
-    ALIGN,
-    check_bool,
-    check_choice,
-    check_float_array,
-    check_mask,
-    check_positive_int,
-    check_qkv,
-    compute_dtype,
-)
-from attention_lib.memory import HBM
-from attention_lib.reference import causal_offset, finite_or_zero, hide, standard_attention
+from attention_lib.heads import for_each_head_backward
+from attention_lib.inputs import check_choice, compute_dtype
+from attention_lib.reference import causal_offset, finite_or_zero, hide
 from attention_lib.tiled import blocks, load_mask, nothing_visible, place
 from attention_lib.traffic import _check, _offset
 
-SAVED = ("O", "dO", "P", "L", "l", "m")  # what comes beside Q, K, V; all have the heads of Q
 VARIANTS = ("FlashAttention-2", "Algorithm 4")
 
-
-# ---------------------------------------------------------------- any leading axes
-
-
-def for_each_head_backward(algorithm):
-    """Make a backward pass for one head accept any leading axes, after checking its arguments.
-
-    The wrapped function takes Q, K, V and some of SAVED, and returns dQ, dK, dV in the dtype of the
-    arithmetic. Query heads that share a K/V head (GQA) each have a part in its gradient: dK and dV
-    are the sums over the group. The result has the dtype of Q.
-    """
-    signature = inspect.signature(algorithm)
-
-    @functools.wraps(algorithm)
-    def entry(*args, **kwargs):
-        try:
-            call = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{algorithm.__name__}() got wrong arguments: {error}") from None
-        call.apply_defaults()
-        a = call.arguments
-        _check_arguments(a)
-        dtype = a["Q"].dtype
-        # Far from the maximum exp is 0, as it should be; a gradient beyond float16 is inf there.
-        with np.errstate(under="ignore"):
-            gradients = _sum_over_heads(algorithm, call)
-        with np.errstate(under="ignore", over="ignore"):
-            return tuple(x.astype(dtype, copy=False) for x in gradients)
-
-    return entry
-
-
-def _check_arguments(a):
-    Q, K = a["Q"], a["K"]
-    check_qkv(Q, K, a["V"])
-    if 0 in Q.shape[:-2]:
-        raise ValueError(f"Q has shape {Q.shape}; accepted: leading axes of 1 or more")
-    shapes = {"O": Q.shape, "dO": Q.shape, "P": (*Q.shape[:-1], K.shape[-2])}
-    for name in [name for name in SAVED if name in a]:
-        x, statistic = a[name], name in "Llm"
-        check_float_array(name, x)
-        dtype = compute_dtype(Q.dtype) if statistic else Q.dtype
-        if x.dtype.name != dtype.name:
-            why = "as the forward pass returns it" if statistic else "the dtype of Q"
-            raise TypeError(f"{name} has dtype {x.dtype.name}; accepted: {dtype.name}, {why}")
-        shape = shapes.get(name, Q.shape[:-1])
-        if x.shape != shape:
-            raise ValueError(f"{name} has shape {x.shape}; accepted: {shape}, for Q {Q.shape}")
-        if not (np.isfinite(x) | (np.isneginf(x) & (name in "Lm"))).all():
-            also = ", or -inf for a row that sees no key" if name in "Lm" else ""
-            raise ValueError(f"{name} has NaN or infinity; accepted: finite numbers{also}")
-        if name == "l" and (x < 0).any():
-            raise ValueError("l has negative numbers; accepted: sums of exponentials, 0 or more")
-    if "causal" in a:
-        check_bool("causal", a["causal"])
-        check_choice("align", a["align"], ALIGN)
-        if a["mask"] is not None:
-            check_mask(a["mask"], Q, K)
-    for name in {"Br", "Bc"} & a.keys():
-        a[name] = check_positive_int(name, a[name])
-    if "hbm" in a:
-        a["hbm"] = HBM() if a["hbm"] is None else a["hbm"]
-        if not isinstance(a["hbm"], HBM):
-            raise TypeError(f"hbm must be an HBM or None, got {type(a['hbm']).__name__}")
-
-
-def _sum_over_heads(algorithm, call):
-    a = call.arguments
-    whole = {name: a[name] for name in ("Q", *SAVED) if name in a}
-    K, V, mask = a["K"], a["V"], a.get("mask")
-    lead, dtype = whole["Q"].shape[:-2], compute_dtype(K.dtype)
-    group = lead[-1] // K.shape[-3] if lead else 1
-    if mask is not None:
-        mask = np.atleast_2d(mask)
-        mask = np.broadcast_to(mask, lead + mask.shape[-2:])
-    dQ = np.empty(whole["Q"].shape, dtype)
-    dK, dV = np.zeros(K.shape, dtype), np.zeros(K.shape, dtype)
-    for index in np.ndindex(lead):
-        kv = (*index[:-1], index[-1] // group) if lead else ()
-        a.update({name: x[index] for name, x in whole.items()}, K=K[kv], V=V[kv])
-        if mask is not None:
-            a["mask"] = mask[index]
-        dQ[index], dK_part, dV_part = algorithm(*call.args, **call.kwargs)
-        dK[kv] += dK_part
-        dV[kv] += dV_part
-    return dQ, dK, dV
-
-
-# ---------------------------------------------------------------- the definition
-
-
-@for_each_head_backward
-def standard_backward(Q, K, V, dO, *, causal=False, mask=None, align="lower-right"):
-    """The gradients by their definition; P, dP and dS are really made.
-
-    Q, K, V, causal, mask, align: as in standard_attention. dO: the gradient of the loss with
-    respect to O, (..., Nq, d) in the dtype of Q.
-    Returns dQ (..., Nq, d), dK and dV (shape of K), in the dtype of Q. A row that sees no key has
-    a gradient of zero, and adds nothing to dK and dV. A mask is taken as fixed: no gradient for it.
-    Raises TypeError and ValueError that name the argument.
-    """
-    scale, dtype = 1 / math.sqrt(Q.shape[1]), compute_dtype(Q.dtype)
-    Q, K, V, dO = (x.astype(dtype, copy=False) for x in (Q, K, V, dO))
-    P = standard_attention(Q, K, V, causal=causal, mask=mask, align=align)[2]
-    dV = P.T @ dO
-    dP = dO @ V.T
-    D = (P * dP).sum(axis=1)
-    dS = P * (dP - D[:, None])
-    return scale * dS @ K, scale * dS.T @ Q, dV
+# ---------------------------------------------------------------- unfused
 
 
 @for_each_head_backward

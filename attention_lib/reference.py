@@ -1,16 +1,23 @@
-"""The definition: softmax, and attention as three steps on whole matrices.
+"""The definition: softmax, attention as three steps on whole matrices, and its gradients.
 
     S = Q K^T / sqrt(d)      P = softmax(S), row by row      O = P V
 
+With dO the gradient of a loss with respect to O:
+
+    dV = P^T dO      dP = dO V^T      dS = P * (dP - D)      dQ = dS K / sqrt(d)
+                                                             dK = dS^T Q / sqrt(d)
+    D = rowsum(P * dP), one number a row
+
 S and P are (Nq, Nk). This file is what every other version must equal, so it is as plain as the
-formula (FlashAttention, arXiv 2205.14135, section 2.2, Algorithm 0, with the scale written out).
+formula (FlashAttention, arXiv 2205.14135, section 2.2, Algorithm 0, and Appendix B.2, with the
+scale written out).
 """
 
 import math
 
 import numpy as np
 
-from attention_lib.heads import for_each_head
+from attention_lib.heads import for_each_head, for_each_head_backward
 from attention_lib.inputs import check_float_array, check_int, compute_dtype
 
 
@@ -87,3 +94,23 @@ def standard_attention(Q, K, V, *, causal=False, mask=None, align="lower-right")
     O = P @ V.astype(dtype, copy=False)
     with np.errstate(over="ignore"):  # a score beyond float16's 65,504 is inf there
         return tuple(x.astype(Q.dtype, copy=False) for x in (O, S, P))
+
+
+@for_each_head_backward
+def standard_backward(Q, K, V, dO, *, causal=False, mask=None, align="lower-right"):
+    """The gradients by their definition; P, dP and dS are really made.
+
+    Q, K, V, causal, mask, align: as in standard_attention. dO: the gradient of the loss with
+    respect to O, (..., Nq, d) in the dtype of Q.
+    Returns dQ (..., Nq, d), dK and dV (shape of K), in the dtype of Q. A row that sees no key has
+    a gradient of zero, and adds nothing to dK and dV. A mask is taken as fixed: no gradient for it.
+    Raises TypeError and ValueError that name the argument.
+    """
+    scale, dtype = 1 / math.sqrt(Q.shape[1]), compute_dtype(Q.dtype)
+    Q, K, V, dO = (x.astype(dtype, copy=False) for x in (Q, K, V, dO))
+    P = standard_attention(Q, K, V, causal=causal, mask=mask, align=align)[2]
+    dV = P.T @ dO
+    dP = dO @ V.T
+    D = (P * dP).sum(axis=1)
+    dS = P * (dP - D[:, None])
+    return scale * dS @ K, scale * dS.T @ Q, dV

@@ -16,13 +16,13 @@ from attention_lib import (
     flash_attention,
     flash_attention_q_outer,
     standard_attention,
+    standard_backward,
 )
 from attention_lib.backward import (
     backward_tile_elements,
     flash_backward,
     flash_backward_algorithm_4,
     flash_backward_traffic,
-    standard_backward,
     standard_backward_traffic,
     unfused_backward,
 )

@@ -1,43 +1,54 @@
-"""The map of the course: its notebooks, what each is about, and which one builds on which."""
+"""The map of the course: its notebooks, what each is about, and the order to read them in."""
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from attention_lib.show.style import COLOURS, new_figure
 
-# number, title, the idea; then the place (column, row) in the picture
+# file, title, the idea; in reading order
 NOTEBOOKS = (
-    ("00", "Start here", "your machine, and how to work", (0, 0)),
-    ("01", "Where the time goes", "three kernels wait for memory", (1, 0)),
-    ("02", "Softmax one piece at a time", "a row without seeing all of it", (2, 0)),
-    ("03", "Tiled attention", "the whole algorithm, in tiles", (2, 1)),
-    ("04", "Counting HBM traffic", "every load and store", (1, 1)),
-    ("05", "Memory and recomputation", "no N x N matrix, and its price", (0, 1)),
-    ("06", "What fits in SRAM", "block sizes of real GPUs", (0, 2)),
-    ("07", "The framework call", "one line of PyTorch", (1, 2)),
+    ("00_start_here", "Start here", "your machine, and how to work"),
+    ("01_where_the_time_goes", "Where the time goes", "three kernels wait for memory"),
+    ("02_softmax_one_piece_at_a_time", "Softmax one piece at a time", "a row not seen as a whole"),
+    ("03_tiled_attention", "Tiled attention", "the whole algorithm, in tiles"),
+    ("04_counting_hbm_traffic", "Counting HBM traffic", "every load and store"),
+    ("05_memory_and_recomputation", "Memory and recomputation", "no N x N matrix, and its price"),
+    ("06_what_fits_in_sram", "What fits in SRAM", "block sizes of real GPUs"),
+    ("07_the_framework_call", "The framework call", "one line of PyTorch"),
+    ("08_backward", "The backward pass", "gradients from O and L"),
+    ("09_loop_order", "Loop order and FlashAttention-2", "which loop is outside"),
+    ("10_block_sparse", "Block-sparse attention", "tiles that are left out"),
+    ("11_one_number_three_answers", "One number, three answers", "which memory is counted"),
+    ("12_decode_and_beyond", "Decode and beyond", "the merge, reused"),
+    ("13_what_the_papers_measured", "What the papers measured", "their figures, with sources"),
 )
-WIDTH, HEIGHT = 0.8, 0.62
+MODULE = 8  # 00 to 07; the others go beyond it
+COLUMNS, WIDTH, HEIGHT = 3, 0.84, 0.62
 
 
 def map_figure():
-    """The eight notebooks as a path of boxes; each leads to the next."""
-    fig, ax = new_figure(10.4, 4.2)
-    for number, title, idea, (x, y) in NOTEBOOKS:
-        colour = COLOURS["hbm"] if number == "00" else COLOURS["sram"]
+    """The notebooks as a path of boxes, to and fro; those beyond the module have a dashed edge."""
+    fig, ax = new_figure(10.4, 6.6)
+    places = []
+    for i, (stem, title, idea) in enumerate(NOTEBOOKS):
+        y, step = divmod(i, COLUMNS)
+        x = step if y % 2 == 0 else COLUMNS - 1 - step
+        places.append((x, y))
+        beyond = i >= MODULE
         ax.add_patch(
             FancyBboxPatch(
                 (x, y),
                 WIDTH,
                 HEIGHT,
                 boxstyle="round,pad=0.02",
-                facecolor=colour,
-                alpha=0.35,
-                edgecolor="none",
+                facecolor=(*_rgb(COLOURS["q_outer" if beyond else "sram" if i else "hbm"]), 0.35),
+                edgecolor="black" if beyond else "none",
+                linestyle="--",
+                linewidth=0.8,
             )
         )
-        ax.text(x + 0.03, y + 0.17, number, fontsize=13, weight="bold", va="center")
-        ax.text(x + 0.13, y + 0.17, title, fontsize=9.5, weight="bold", va="center")
-        ax.text(x + 0.03, y + 0.45, idea, fontsize=9.5, va="center")
-    places = [place for *_, place in NOTEBOOKS]
+        ax.text(x + 0.02, y + 0.17, stem[:2], fontsize=13, weight="bold", va="center")
+        ax.text(x + 0.12, y + 0.17, title, fontsize=9.5, weight="bold", va="center")
+        ax.text(x + 0.02, y + 0.45, idea, fontsize=9.5, va="center")
     for (x0, y0), (x1, y1) in zip(places, places[1:], strict=False):
         if y0 == y1:
             side = 1 if x1 > x0 else -1
@@ -49,6 +60,10 @@ def map_figure():
         ax.add_patch(
             FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, color="black")
         )
-    ax.set(xlim=(-0.06, 2.9), ylim=(2.75, -0.1))
+    ax.set(xlim=(-0.06, COLUMNS - 0.1), ylim=(places[-1][1] + HEIGHT + 0.1, -0.1))
     ax.axis("off")
     return fig
+
+
+def _rgb(colour):
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
