@@ -23,7 +23,11 @@ TITLES = [
     "06_what_fits_in_sram",
     "07_the_framework_call",
     "08_backward",
+    "09_loop_order",
+    "10_block_sparse",
+    "11_one_number_three_answers",
     "12_decode_and_beyond",
+    "13_what_the_papers_measured",
 ]
 VARIES = "nbval-ignore-output"
 
