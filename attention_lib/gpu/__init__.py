@@ -1,0 +1,77 @@
+"""Attention on a GPU: a ladder of CUDA kernels, from readable to fast, behind one call.
+
+    gpu.available()             is there a GPU, and CuPy to reach it?
+    gpu.kernels()               the rungs, from the slowest to the fastest
+    gpu.choose(d)               which rung `attention` would take, and why
+    gpu.attention(Q, K, V)      run it
+
+The kernels are in kernels/, one file a rung. Without a GPU, `recordings/` holds what they did.
+"""
+
+import importlib.util
+
+from attention_lib.gpu import ladder
+
+
+class NoGPU(RuntimeError):
+    """There is no GPU here, or no CuPy to reach it."""
+
+
+def missing():
+    """What is missing here to run a kernel, in a few words; None if nothing is."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+
+    return None if cupy.cuda.is_available() else "CuPy finds no NVIDIA GPU"
+
+
+def available():
+    """True if a kernel can run here."""
+    return missing() is None
+
+
+def kernels():
+    """The names of the rungs, in the order of the ladder."""
+    return [kernel.name for kernel in ladder.LADDER]
+
+
+def _require():
+    reason = missing()
+    if reason:
+        raise NoGPU(
+            f"{reason}: no kernel can run. The CPU versions in attention_lib.tiled compute the "
+            "same, and recorded results of a GPU are shown in the notebooks."
+        )
+
+
+def choose():
+    """The rung that `attention` takes on this GPU, and why: (name, reason). Raises NoGPU."""
+    _require()
+    import cupy
+
+    device = cupy.cuda.Device()
+    capability = int(device.compute_capability)
+    best = [k for k in ladder.LADDER if k.minimum <= capability]
+    if not best:
+        raise NoGPU(f"the GPU has compute capability {capability}; the kernels need 80 or more")
+    return best[-1].name, f"the last rung that compute capability {capability} can run"
+
+
+def attention(Q, K, V, *, causal=False, kernel=None, return_lse=False, align="lower-right"):
+    """Attention on the GPU: softmax(Q K^T / sqrt(d)) V.
+
+    Q: (batch, heads, Nq, d); K, V: (batch, heads or a divisor of it, Nk, d); float16 or bfloat16;
+    d is 32, 64, 128 or 256. CuPy arrays, or CUDA tensors of torch: both are read in place with
+    their strides, unless d is not contiguous or a row does not start at 16 bytes; then a copy is
+    made. Runs on the current stream of the library that the arrays are from.
+    causal, align: as in standard_attention. kernel: a name of `kernels()`, or None for the rung
+    that `choose()` names. return_lse: also return L, float32 (batch, heads, Nq), the log-sum-exp
+    of each row's scores. Sums and statistics are float32.
+    Returns O, or O and L, of the kind that Q is. A row that sees no key: O = 0, L = -inf.
+    Raises NoGPU where nothing can run; TypeError or ValueError that name the argument.
+    """
+    _require()
+    from attention_lib.gpu import launch
+
+    return launch.attention(Q, K, V, causal, kernel or choose()[0], return_lse, align)

@@ -1,0 +1,27 @@
+"""Launch one of the kernels on a GPU, for compute-sanitizer to watch; see __init__.py."""
+
+import sys
+from pathlib import Path
+
+from attention_lib import gpu
+from attention_lib.checks.cuda import example, on_gpu
+from attention_lib.gpu import broken
+
+
+def main(name, file=None):
+    if not gpu.available():
+        raise SystemExit(f"NoGPU: {gpu.missing()}.")
+    import cupy
+
+    cupy.cuda.set_allocator(None)  # in a pool an access past the end may hit a neighbour
+    text = broken.source(name) if file is None else Path(file).read_text(encoding="utf-8")
+    for output in on_gpu(text, example(name)):
+        print(output)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in broken.NAMES:
+        raise SystemExit(
+            f"usage: python -m attention_lib.gpu.broken {'|'.join(broken.NAMES)} [FILE]"
+        )
+    main(*sys.argv[1:])

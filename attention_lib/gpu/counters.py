@@ -1,0 +1,173 @@
+"""The hardware's own byte counters for every rung, beside what the closed forms predict.
+
+    python -m attention_lib.gpu.counters                     measure (needs ncu), print a table
+    python -m attention_lib.gpu.counters --recorded --json   print the rows that were recorded
+    python -m attention_lib.gpu.counters --json --out FILE   measure, and write a recording
+
+A row: kernel, N, heads, d; dram_read, dram_write, l2_bytes, l2_slice_bytes, shared_bytes by Nsight
+Compute, summed over the kernels of the rung; predicted_dram, predicted_l2. All in bytes, float16,
+causal=False, with L. l2_bytes is what crosses between the SMs and L2, counted where it enters and
+leaves the SMs; l2_slice_bytes is counted inside L2, where requests of neighbouring SMs for the same
+bytes have become one. shared_bytes counts the passes through shared memory, 128 bytes each: a bank
+conflict adds passes.
+"""
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from attention_lib.gpu import NoGPU, ladder, recordings
+from attention_lib.hardware import GPUS
+from attention_lib.traffic import general_traffic, standard_traffic
+
+METRICS = {
+    "dram__bytes_read.sum": "dram_read",
+    "dram__bytes_write.sum": "dram_write",
+    "lts__t_bytes.sum": "l2_slice_bytes",
+    "l1tex__m_xbar2l1tex_read_bytes.sum": "l2_bytes",  # to the SMs
+    "l1tex__m_l1tex2xbar_write_bytes.sum": "l2_bytes",  # from them
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared_bytes",
+}
+# (N, heads, d): sizes of the course, then one head whose K and V outgrow the L2 of an H200.
+SHAPES = [(4096, 16, 64), (16_384, 16, 64), (4096, 16, 128), (16_384, 16, 128)]
+LONG = [(65_536, 1, 128), (131_072, 1, 128), (262_144, 1, 128)]
+COMMAND = "python -m attention_lib.gpu.counters --json --out FILE"
+
+
+def in_flight(kernel, d, gpu):
+    """Blocks of a rung that run at once: as many on each SM as shared memory has room for, two."""
+    return gpu.sms * min(2, gpu.sram_per_sm // (kernel.shared(d) + 1024))
+
+
+def predicted_dram(kernel, N, heads, d, gpu=GPUS["H200"]):
+    """Bytes between L2 and HBM. Unfused: all of S and P, both ways. Fused: each tensor once while
+    K and V of a head stay in L2; else K and V once for each wave of blocks that run together."""
+    statistics = 4 * heads * N  # L, in float
+    if kernel.name == "unfused":
+        return 2 * heads * standard_traffic(N, d) + statistics
+    if 2 * 2 * N * d <= gpu.l2:
+        return 2 * heads * general_traffic(N, d) + statistics
+    waves = -(-N // (kernel.rows(d) * in_flight(kernel, d, gpu)))
+    return 2 * heads * general_traffic(N, d, R_KV=waves) + statistics
+
+
+def predicted_l2(kernel, N, heads, d):
+    """Bytes between the SMs and L2: what the loop of the rung loads and stores."""
+    Tr = -(-N // kernel.rows(d))
+    statistics = 4 * heads * N
+    if kernel.name == "unfused":  # Q and K again for each tile of S; V for each 64 rows of O
+        scores = general_traffic(N, d, R_Q=Tr, c_Q=1, R_KV=0, sigma=1) + Tr * N * d
+        return 2 * heads * (scores + 2 * N * N + N * N + N * d + Tr * N * d) + statistics
+    if kernel.name == "algorithm_1":  # O, l, m in float, read and written for each K/V block
+        Tc = -(-N // (16 if d > 128 else 32))
+        a_pass = 2 * N * d + 2 * 4 * N * (d + 2)
+        ends = 4 * N * (d + 2) + 4 * N * (d + 2) + 2 * N * d
+        return heads * (2 * 2 * N * d + Tc * a_pass + ends) + statistics
+    return 2 * heads * general_traffic(N, d, R_KV=Tr) + statistics
+
+
+def workload(kernel, N, heads, d):
+    """What runs under Nsight Compute: once to compile, then once to be counted."""
+    import cupy
+
+    from attention_lib import gpu
+
+    draw = cupy.random.default_rng(0)
+    Q, K, V = (
+        draw.standard_normal((1, heads, N, d), dtype=cupy.float32).astype(cupy.float16)
+        for _ in range(3)
+    )
+    gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.runtime.profilerStart()
+    gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.runtime.profilerStop()
+
+
+def count(kernel, N, heads, d):
+    """One row: the counters of a rung, summed over its kernels."""
+    command = [
+        *("ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"),
+        *("--print-units", "base", "--metrics", ",".join(METRICS)),
+        *(sys.executable, "-m", "attention_lib.gpu.counters"),
+        *("--workload", kernel, str(N), str(heads), str(d)),
+    ]
+    done = subprocess.run(command, text=True, capture_output=True)
+    if done.returncode or '"ID"' not in done.stdout:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    sums, names = dict.fromkeys(METRICS.values(), 0), set()
+    for row in csv.DictReader(io.StringIO(done.stdout[done.stdout.index('"ID"') :])):
+        names.add(row["Kernel Name"])
+        sums[METRICS[row["Metric Name"]]] += int(float(row["Metric Value"].replace(",", "")))
+    if len(names) != len(ladder.rung(kernel).entries):
+        raise SystemExit(f"expected the kernels {ladder.rung(kernel).entries}, got {names}")
+    sums["shared_bytes"] *= 128
+    return sums
+
+
+def measure():
+    """The rows: every rung at SHAPES, Algorithm 1 at the short ones, the last rung at LONG too."""
+    rows = []
+    for kernel in ladder.LADDER:
+        shapes = SHAPES if kernel.name != "algorithm_1" else SHAPES[::2]
+        for N, heads, d in shapes + (LONG if kernel is ladder.LADDER[-1] else []):
+            rows.append(
+                {"kernel": kernel.name, "N": N, "heads": heads, "d": d}
+                | count(kernel.name, N, heads, d)
+                | {"predicted_dram": predicted_dram(kernel, N, heads, d)}
+                | {"predicted_l2": predicted_l2(kernel, N, heads, d)}
+            )
+    return rows
+
+
+def show(rows):
+    """The rows as lines of text, in MB, with the ratio of each counter to its prediction."""
+    yield (
+        f"{'kernel':13}{'N':>7}{'heads':>6}{'d':>4}{'DRAM MB':>11}{'/ form':>8}{'L2 MB':>12}"
+        f"{'/ form':>8}{'slices':>8}{'shared MB':>12}"
+    )
+    for r in rows:
+        dram = r["dram_read"] + r["dram_write"]
+        yield (
+            f"{r['kernel']:13}{r['N']:7}{r['heads']:6}{r['d']:4}{dram / 1e6:11,.1f}"
+            f"{dram / r['predicted_dram']:8.3f}{r['l2_bytes'] / 1e6:12,.1f}"
+            f"{r['l2_bytes'] / r['predicted_l2']:8.3f}"
+            f"{r['l2_slice_bytes'] / r['predicted_l2']:8.3f}{r['shared_bytes'] / 1e6:12,.0f}"
+        )
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recorded", action="store_true", help="print what was recorded")
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    parser.add_argument("--out", type=Path, help="write a recording to this file")
+    parser.add_argument("--workload", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    if given.workload:
+        kernel, *shape = given.workload
+        return workload(kernel, *map(int, shape))
+    if given.recorded:
+        record = recordings.read("counters")
+    else:
+        from attention_lib import gpu
+
+        if not gpu.available():
+            raise SystemExit(f"{NoGPU.__name__}: {gpu.missing()}. --recorded prints a recording.")
+        record = recordings.provenance(COMMAND) | {"dtype": "float16", "causal": False}
+        record["rows"] = measure()
+    if given.out:
+        given.out.write_text(recordings.dumps(record), encoding="utf-8")
+    if given.json:
+        print(json.dumps(record["rows"], indent=1))
+    else:
+        print(recordings.said(record) if given.recorded else "Measured here.")
+        print("\n".join(show(record["rows"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The ladder of kernels as data: one CUDA C++ file a rung, one new idea a rung.
+
+Nothing here needs a GPU. `source` is what is compiled, by CuPy on a GPU machine and by NVRTC alone
+on any other.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+HEAD_DIMENSIONS = (32, 64, 128, 256)
+DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A rung: its file, its idea, and what a launch must know.
+
+    rows(d): rows of Q for each block of threads. shared(d): bytes of dynamic shared memory.
+    minimum: the lowest compute capability, 10 * major + minor, that has its instructions.
+    """
+
+    name: str
+    idea: str
+    file: str
+    threads: int
+    rows: Callable[[int], int]
+    shared: Callable[[int], int] = lambda d: 0
+    entries: tuple[str, ...] = ("attention",)
+    minimum: int = 80
+
+
+def _tiles(*rows):
+    """Bytes of 16-bit tiles of so many rows of d."""
+    return lambda d: 2 * d * sum(rows)
+
+
+LADDER = (
+    Kernel(
+        "unfused",
+        "three kernels; S and P go through HBM",
+        "rung0_unfused.cu",
+        256,
+        lambda d: 64,
+        entries=("scores", "softmax", "outputs"),
+    ),
+    Kernel(
+        "algorithm_1",
+        "no N x N matrix: K/V outside, one thread a row, one block a head",
+        "rung1_algorithm_1.cu",
+        256,
+        lambda d: 256,
+    ),
+    Kernel(
+        "q_outer",
+        "loops swapped: one block for 64 rows of Q, O stays on chip",
+        "rung2_q_outer.cu",
+        256,
+        lambda d: 64,
+        lambda d: 2 * 3 * 64 * (d + 2) + 4 * 64 * (65 + 3),
+    ),
+    Kernel(
+        "tensor_cores",
+        "mma.sync; S and P stay in registers",
+        "rung3_tensor_cores.cu",
+        128,
+        lambda d: 64,
+        _tiles(64, 64, 64),
+    ),
+    Kernel(
+        "swizzle",
+        "XOR swizzle and cp.async: shared memory at its full width",
+        "rung4_swizzle.cu",
+        128,
+        lambda d: 64,
+        _tiles(64, 64, 64),
+    ),
+    Kernel(
+        "pipeline",
+        "wider warp tiles, K/V pipeline, exp2, causal tiles skipped",
+        "rung5_pipeline.cu",
+        128,
+        lambda d: 64 if d > 128 else 128,
+        lambda d: _tiles(64 if d > 128 else 128, 4 * {32: 64, 64: 64, 128: 48, 256: 32}[d])(d),
+    ),
+)
+
+
+def rung(name):
+    """The Kernel with this name. Raises ValueError for another."""
+    for kernel in LADDER:
+        if kernel.name == name:
+            return kernel
+    accepted = ", ".join(repr(k.name) for k in LADDER)
+    raise ValueError(f"kernel is {name!r}; accepted: {accepted}, or None for the best")
+
+
+def _read(file):
+    return (resources.files(__package__) / "kernels" / file).read_text(encoding="utf-8")
+
+
+def read(file):
+    """The CUDA C++ in a file of kernels/, with the headers of that folder put in their places."""
+    return re.sub(r'#include "(\w+\.cuh)"\n', lambda m: _read(m[1]), _read(file))
+
+
+def source(name):
+    """The CUDA C++ of a rung, as it is compiled."""
+    return read(rung(name).file)
+
+
+def options(kernel, d, dtype, causal):
+    """The compiler's definitions for one case of a rung."""
+    return (
+        "--std=c++17",
+        f"-DHEAD={d}",
+        f"-DBF16={int(dtype == 'bfloat16')}",
+        f"-DCAUSAL={int(causal)}",
+        f"-DSHARED={kernel.shared(d)}",
+    )
+
+
+def source_sha256():
+    """One hash over what every rung compiles: a recording that carries another is out of date."""
+    text = "".join(source(k.name) for k in LADDER)
+    return hashlib.sha256(text.encode()).hexdigest()

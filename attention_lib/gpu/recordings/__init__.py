@@ -1,0 +1,66 @@
+"""What the kernels did on a GPU: bench, counters and sanitizer; and what NVRTC made of them.
+
+Each names the device, driver, versions, date and command, and the hash of each kernel's source. A
+test refuses a recording whose kernel has changed since. `make record` on a GPU makes them again.
+"""
+
+import datetime
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import resources
+
+from attention_lib.gpu import ladder
+
+
+def read(name):
+    """The recording with this name, as a dict. Raises ValueError for a name that is not there."""
+    names = sorted(
+        f.name.removesuffix(".json")
+        for f in resources.files(__name__).iterdir()
+        if f.name.endswith(".json")
+    )
+    if name not in names:
+        raise ValueError(f"name is {name!r}; accepted: {', '.join(names)}")
+    return json.loads((resources.files(__name__) / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def said(record):
+    """One sentence that says what was recorded where: to print beside the numbers."""
+    return (
+        f"Recorded on one {record['device']}, {record['date']}, driver {record['driver']}, CUDA "
+        f"{record['cuda']}, CuPy {record['cupy']}, torch {record['torch']}, by: {record['command']}"
+    )
+
+
+def sha256(kernel):
+    """The hash of everything that is compiled for a rung."""
+    return hashlib.sha256(ladder.source(kernel).encode()).hexdigest()
+
+
+def provenance(command):
+    """Where and with what this runs, and the hash of every kernel. Needs a GPU and torch."""
+    import cupy
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    device, driver = subprocess.check_output(query, text=True).splitlines()[0].split(", ")
+    return {
+        "device": device,
+        "driver": driver,
+        "cuda": ".".join(map(str, divmod(cupy.cuda.runtime.runtimeGetVersion() // 10, 100))),
+        "cupy": cupy.__version__,
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "date": datetime.date.today().isoformat(),
+        "command": command,
+        "kernel_sha256": {k.name: sha256(k.name) for k in ladder.LADDER},
+    }
+
+
+def dumps(record):
+    """A recording as text: one row a line, so that a diff can be read."""
+    head = json.dumps({k: v for k, v in record.items() if k != "rows"}, indent=1)
+    rows = ",\n".join("  " + json.dumps(row) for row in record["rows"])
+    return f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
