@@ -2,7 +2,7 @@
 
     gpu.available()             is there a GPU, and CuPy to reach it?
     gpu.kernels()               the rungs, from the slowest to the fastest
-    gpu.choose(d)               which rung `attention` would take, and why
+    gpu.choose()                which rung `attention` would take, and why
     gpu.attention(Q, K, V)      run it
 
 The kernels are in kernels/, one file a rung. Without a GPU, `recordings/` holds what they did.
