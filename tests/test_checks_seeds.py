@@ -2,7 +2,7 @@
 
 Each program meets COURSE_SEEDS seeds: 1,000 in CI, 100 unless set. The programs are those of the
 exercises' own tests, in many styles, and the registry's. `fails_on` is check's verdict, without its
-words.
+words. (Kernels, exercises 13 to 16, take longer and are in tests/test_ex13_17.py.)
 """
 
 import functools
@@ -21,6 +21,7 @@ from tests import test_ex04_06_08 as t4
 from tests import test_ex09 as t9
 from tests import test_ex11 as t11
 from tests import test_ex12 as t12
+from tests import test_ex13_17 as t13
 
 SEEDS = range(int(os.environ.get("COURSE_SEEDS", "100")))
 PROGRAMS = {id: q for id, q in _QUESTIONS.items() if isinstance(q, Program)}
@@ -70,6 +71,7 @@ RIGHT = {
     "ex11-merge-all": t11.MERGE_RIGHT,
     "ex11-split-kv": t11.SPLIT_RIGHT,
     **t12.RIGHT,
+    **t13.TILES_RIGHT,
 }
 WRONG = {
     "ex01-attend": [
@@ -93,6 +95,7 @@ WRONG = {
     "ex11-merge-all": t11.wrong("ex11-merge-all"),
     "ex11-split-kv": t11.wrong("ex11-split-kv"),
     **t12.WRONG,
+    **t13.TILES_WRONG,
 }
 
 

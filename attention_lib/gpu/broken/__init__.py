@@ -8,6 +8,11 @@ python -m attention_lib.gpu.broken missing_barrier FILE      the same launch, th
 
 from importlib import resources
 
+import numpy as np
+
+from attention_lib.gpu.own import Launch
+from attention_lib.gpu.standin import far, poisoned
+
 NAMES = ("missing_barrier", "wrong_tail_guard", "offset_in_32_bits", "rescale_gap")
 
 
@@ -42,3 +47,20 @@ def edited(text, replace=None, after=None):
         if number in after:
             made.append(after[number])
     return "\n".join(made) + "\n"
+
+
+def example(name):
+    """A small Launch of the kernel with this name. (Of the offset: at the end of 8 GiB.)"""
+    draw = np.random.default_rng(0).standard_normal
+    Q, K, V = (draw(2 * n).astype(np.float32) for n in (6, 7, 7))
+    if name == "missing_barrier":
+        return Launch(2, 8, (Q, K, poisoned(6), 6, 7), (2,))
+    if name == "wrong_tail_guard":
+        return Launch(2, 4, (Q, K, V, poisoned(12), 6, 7), (3,))
+    if name == "rescale_gap":
+        return Launch(2, 8, (Q, K, V, poisoned(12), poisoned(6), 6, 7, 0), (3, 4))
+    if name == "offset_in_32_bits":
+        row, stride = 2**18, 8192
+        end = far(np.ones(4 * stride, np.float32), row * stride)
+        return Launch(1, 4, (end, end, poisoned(4), row, 4, stride, stride, 3), (2,))
+    return source(name)  # raises

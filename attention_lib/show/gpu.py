@@ -1,0 +1,46 @@
+"""What every GPU notebook needs: the kernels' source, and numbers that say where they are from."""
+
+import re
+import textwrap
+
+from attention_lib import gpu
+from attention_lib.gpu import ladder, recordings
+from attention_lib.inputs import check_positive_int
+
+
+def show_kernel(name, marker=None, lines=20):
+    """Print part of a rung's CUDA source, with its file and its line numbers.
+
+    marker: text of the line to begin at, in the rung's file or else in the headers it includes;
+    None for the top of the file. lines: how many, at most.
+    Raises ValueError for an unknown rung, or a marker that is nowhere.
+    """
+    check_positive_int("lines", lines)
+    file = ladder.rung(name).file
+    for f in (file, *re.findall(r'#include "(\w+\.cuh)"', ladder._read(file))):
+        text = ladder._read(f).splitlines()
+        start = 0 if marker is None else next((n for n, x in enumerate(text) if marker in x), None)
+        if start is not None:
+            part = text[start : start + lines]
+            print(f"{f}, lines {start + 1} to {start + len(part)}")
+            print("\n".join(f"{start + n + 1:4} {x}".rstrip() for n, x in enumerate(part)))
+            return
+    raise ValueError(f"marker is {marker!r}; accepted: text of a line of {file} or its headers")
+
+
+def say(record):
+    """Print where the numbers of a recording are from, in lines of a notebook's width."""
+    print(textwrap.fill(recordings.said(record), 88))
+
+
+def live_or_recorded(name, live=None):
+    """The rows of a measurement, and a line that says whether they are live.
+
+    Where there is a GPU: live(), measured here. Else, or if live is None: the recording `name`.
+    """
+    if live is not None and gpu.available():
+        print("Measured here, just now.")
+        return live()
+    record = recordings.read(name)
+    say(record)
+    return record["rows"]
