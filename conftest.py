@@ -18,6 +18,7 @@ os.environ |= dict.fromkeys(THREADS, "1")
 os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
 os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
 os.environ.pop("JUPYTER_PATH", None)
+os.environ["COURSE_PROGRESS"] = "off"  # no learner is at work: attention_lib.progress notes nothing
 # A user's IPython start-up files must not change what a notebook prints.
 if "COURSE_IPYTHONDIR" not in os.environ:
     os.environ["COURSE_IPYTHONDIR"] = tempfile.mkdtemp(prefix="course-ipython-")

@@ -5,7 +5,8 @@
     check("q1", ...)    not attempted yet: that is a state, not a mistake
     quiz("q1", "p00-1") the same questions with buttons and a field, in a notebook
 
-`check` never raises for a wrong or odd answer: it returns a Result that says what to do next.
+`check` never raises for a wrong or odd answer: it returns a Result that says what to do next. In a
+notebook it notes what is passed (attention_lib.progress).
 """
 
 import importlib
@@ -16,8 +17,10 @@ from decimal import Decimal
 
 import numpy as np
 
+from attention_lib import progress
 from attention_lib.checks import exercises as _exercises
 from attention_lib.checks import form, questions
+from attention_lib.checks.cuda import Kernel, check_kernel
 from attention_lib.checks.judge import shown
 from attention_lib.checks.kinds import Choice, Number, Program
 from attention_lib.checks.parsons import Parsons, check_parsons
@@ -65,7 +68,7 @@ class _Text(str):
 def ask(exercise_id):
     """The question with this id, as text. Raises ValueError for an unknown id."""
     q = _find(exercise_id)
-    if isinstance(q, Program):
+    if isinstance(q, (Program, Kernel)):
         return _Text(wrap(q.text))
     if isinstance(q, Number):
         return _Text(wrap(f"{q.text}\nAnswer with a number ({q.unit})."))
@@ -100,7 +103,10 @@ def check(exercise_id, answer):
         return Result(
             NOT_ATTEMPTED, f"{q.id}: put {_todo(q)} in place of the dots, then run again."
         )
-    return _JUDGES[type(q)](q, answer)
+    result = _JUDGES[type(q)](q, answer)
+    if result.status == PASSED:
+        progress.note(exercise_id)
+    return result
 
 
 def _todo(q):
@@ -108,6 +114,8 @@ def _todo(q):
         return f"one of {', '.join(q.options)}"
     if isinstance(q, Parsons):
         return "the letters of your lines, such as 'CAB',"
+    if isinstance(q, Kernel):
+        return "the text of your kernel"
     return f"a number ({q.unit})" if isinstance(q, Number) else "your function"
 
 
@@ -193,4 +201,5 @@ _JUDGES = {
     Number: _check_number,
     Program: check_program,
     Parsons: check_parsons,
+    Kernel: check_kernel,
 }
