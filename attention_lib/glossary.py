@@ -77,6 +77,18 @@ TERMS = (
         library="hardware.GPU",
     ),
     Term(
+        "bank",
+        "One of the 32 columns of shared memory, 4 bytes wide; each gives one address at a time.",
+        "15",
+        library="gpu.fragments.ldmatrix_passes",
+    ),
+    Term(
+        "barrier",
+        "A place in a kernel where the threads of a block wait until all of them have come.",
+        "14",
+        library="gpu.standin.run_block",
+    ),
+    Term(
         "block",
         "Neighbouring rows of Q, or of K and V, that are loaded together.",
         "03",
@@ -144,6 +156,11 @@ TERMS = (
         library="sparse.density",
     ),
     Term(
+        "double buffer",
+        "Two places for a tile: one is worked on while the other is filled.",
+        "15",
+    ),
+    Term(
         "DRAM",
         "The chips that hold the GPU's large memory, behind the L2 cache.",
         "11",
@@ -171,6 +188,12 @@ TERMS = (
         "One addition or one multiplication of two numbers.",
         "01",
         library="memory.HBM.matmul",
+    ),
+    Term(
+        "fragment",
+        "The few numbers of a small matrix that one lane holds in its registers.",
+        "15",
+        library="gpu.fragments.split",
     ),
     Term(
         "fused kernel",
@@ -202,6 +225,7 @@ TERMS = (
         "head",
         "One of the independent copies of the operation that a layer runs side by side.",
         "07",
+        symbol="h",
         library="heads.for_each_head",
     ),
     Term(
@@ -236,6 +260,18 @@ TERMS = (
         "11",
         unit="bytes",
         library="hardware.GPU",
+    ),
+    Term(
+        "lane",
+        "The number of a thread within its warp.",
+        "15",
+        unit="0 to 31",
+    ),
+    Term(
+        "launch",
+        "The start of a kernel with a number of blocks and a number of threads in each.",
+        "14",
+        library="gpu.standin.run_grid",
     ),
     Term(
         "load and store",
@@ -289,6 +325,13 @@ TERMS = (
         library="decode.packed_attention",
     ),
     Term(
+        "occupancy",
+        "The threads that an SM can hold at a time, over the most that it could.",
+        "14",
+        unit="0 to 1, or %",
+        library="gpu.occupancy.occupancy",
+    ),
+    Term(
         "on-chip memory size",
         "How much the paper's algorithm may hold at a time.",
         "06",
@@ -325,6 +368,13 @@ TERMS = (
         library="online.State",
     ),
     Term(
+        "pass",
+        "One turn of shared memory, in which each bank gives at most one address.",
+        "15",
+        unit="128 bytes",
+        library="gpu.fragments.ldmatrix_passes",
+    ),
+    Term(
         "passes",
         "How often a loop goes over what belongs to the queries (c_Q arrays), or to the keys.",
         "11",
@@ -357,6 +407,12 @@ TERMS = (
         "01",
         symbol="Q",
         unit="(Nq, d)",
+    ),
+    Term(
+        "race",
+        "Two threads use one element, one of them writes it, and nothing keeps them in order.",
+        "14",
+        library="gpu.standin.Report",
     ),
     Term(
         "ragged",
@@ -477,6 +533,12 @@ TERMS = (
         library="hardware.sram_use",
     ),
     Term(
+        "stand-in",
+        "A model of a GPU on the CPU that runs a kernel and watches every access.",
+        "14",
+        library="gpu.standin.run_grid",
+    ),
+    Term(
         "standard attention",
         "Three kernels, with S and P in HBM between them.",
         "01",
@@ -499,6 +561,11 @@ TERMS = (
         "The last l tokens, and every l-th token before.",
         "10",
         library="sparse.strided",
+    ),
+    Term(
+        "tail guard",
+        "The test that keeps a thread from an element behind the end of the data.",
+        "14",
     ),
     Term(
         "tensor core",
@@ -545,6 +612,12 @@ TERMS = (
         "warp",
         "32 threads of a thread block that run in step.",
         "09",
+    ),
+    Term(
+        "XOR swizzle",
+        "A permutation of the pieces of each row, so that a column lies in different banks.",
+        "15",
+        library="gpu.fragments.swizzled",
     ),
 )
 

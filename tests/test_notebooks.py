@@ -28,6 +28,11 @@ TITLES = [
     "11_one_number_three_answers",
     "12_decode_and_beyond",
     "13_what_the_papers_measured",
+    "14_your_first_gpu_kernel",
+    "15_to_tensor_cores",
+    "16_where_the_bytes_go",
+    "17_what_each_idea_bought",
+    "18_the_framework_call_on_a_gpu",
 ]
 VARIES = "nbval-ignore-output"
 

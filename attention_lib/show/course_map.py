@@ -1,6 +1,6 @@
 """The map of the course: its notebooks, what each is about, and the order to read them in."""
 
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from attention_lib.show.style import COLOURS, new_figure
 
@@ -20,32 +20,46 @@ NOTEBOOKS = (
     ("11_one_number_three_answers", "One number, three answers", "which memory is counted"),
     ("12_decode_and_beyond", "Decode and beyond", "the merge, reused"),
     ("13_what_the_papers_measured", "What the papers measured", "their figures, with sources"),
+    ("14_your_first_gpu_kernel", "Your first GPU kernel", "threads, barriers, guards"),
+    ("15_to_tensor_cores", "To tensor cores", "how to keep them fed"),
+    ("16_where_the_bytes_go", "Where the bytes go", "hardware counters"),
+    ("17_what_each_idea_bought", "What each idea bought", "predicted, then measured"),
+    ("18_the_framework_call_on_a_gpu", "The framework call on a GPU", "which kernel was picked"),
 )
-MODULE = 8  # 00 to 07; the others go beyond it
+MODULE = 8  # 00 to 07; the next ones go beyond it
+ON_A_GPU = 14  # and those from here on are about kernels on a GPU
 COLUMNS, WIDTH, HEIGHT = 3, 0.84, 0.62
 
 
 def map_figure():
-    """The notebooks as a path of boxes, to and fro; those beyond the module have a dashed edge."""
-    fig, ax = new_figure(10.4, 6.6)
+    """The notebooks as a path of boxes, to and fro.
+
+    Those beyond the module have a dashed edge, those about kernels on a GPU a double one.
+    """
+    fig, ax = new_figure(10.4, 8.8)
     places = []
     for i, (stem, title, idea) in enumerate(NOTEBOOKS):
         y, step = divmod(i, COLUMNS)
         x = step if y % 2 == 0 else COLUMNS - 1 - step
         places.append((x, y))
-        beyond = i >= MODULE
+        gpu, beyond = i >= ON_A_GPU, i >= MODULE
+        colour = "quiet" if gpu else "q_outer" if beyond else "sram" if i else "hbm"
         ax.add_patch(
             FancyBboxPatch(
                 (x, y),
                 WIDTH,
                 HEIGHT,
                 boxstyle="round,pad=0.02",
-                facecolor=(*_rgb(COLOURS["q_outer" if beyond else "sram" if i else "hbm"]), 0.35),
+                facecolor=(*_rgb(COLOURS[colour]), 0.35),
                 edgecolor="black" if beyond else "none",
-                linestyle="--",
+                linestyle="-" if gpu else "--",
                 linewidth=0.8,
             )
         )
+        if gpu:  # the inner line of its double edge
+            inner = Rectangle((x - 0.005, y - 0.005), WIDTH + 0.01, HEIGHT + 0.01)
+            inner.set(facecolor="none", edgecolor="black", linewidth=0.8)
+            ax.add_patch(inner)
         ax.text(x + 0.02, y + 0.17, stem[:2], fontsize=13, weight="bold", va="center")
         ax.text(x + 0.12, y + 0.17, title, fontsize=9.5, weight="bold", va="center")
         ax.text(x + 0.02, y + 0.45, idea, fontsize=9.5, va="center")

@@ -65,19 +65,36 @@ def draw_lifetimes():
         counts = alive(case)
         for row, (name, (first, last)) in enumerate(case["arrays"].items()):
             ax.barh(
-                row, last - first + 1, left=first, height=0.7, align="edge",
-                color="white", edgecolor=COLOURS["standard"], hatch="//", linewidth=1.5,
+                row,
+                last - first + 1,
+                left=first,
+                height=0.7,
+                align="edge",
+                color="white",
+                edgecolor=COLOURS["standard"],
+                hatch="//",
+                linewidth=1.5,
             )
             ax.text(
-                (first + last + 1) / 2, row + 0.35, name, ha="center", va="center",
-                family="monospace", bbox=dict(facecolor="white", edgecolor="none", pad=1.5),
+                (first + last + 1) / 2,
+                row + 0.35,
+                name,
+                ha="center",
+                va="center",
+                family="monospace",
+                bbox=dict(facecolor="white", edgecolor="none", pad=1.5),
             )
         bottom = len(case["arrays"]) + 0.4
         for line, count in enumerate(counts):
             most = count == max(counts)
             ax.text(
-                line + 0.5, bottom, str(count), ha="center", va="center",
-                weight="bold" if most else "normal", size=13 if most else 11,
+                line + 0.5,
+                bottom,
+                str(count),
+                ha="center",
+                va="center",
+                weight="bold" if most else "normal",
+                size=13 if most else 11,
             )
         ax.text(-0.1, bottom, "alive", ha="right", va="center")
         ax.set(xlim=(0, len(counts)), ylim=(bottom + 0.5, -0.2), yticks=[], title=title)
@@ -116,7 +133,10 @@ def draw_peaks(peaks):
         y = [start * (N / sizes[0]) ** power for N in (sizes[0], sizes[-1])]
         ax.plot((sizes[0], sizes[-1]), y, ":", color=COLOURS["limit"], lw=1.2)
         ax.annotate(
-            f"slope {power}", (sizes[-1], y[-1]), xytext=(9, 0), textcoords="offset points",
+            f"slope {power}",
+            (sizes[-1], y[-1]),
+            xytext=(9, 0),
+            textcoords="offset points",
             va="center",
         )
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="peak extra memory, MiB")
@@ -164,11 +184,24 @@ def draw_matmuls():
             extra = len(backward) > len(BACKWARD) and k == len(forward)
             colour = COLOURS["sram"] if k < len(forward) else COLOURS["hbm"]
             ax.add_patch(
-                Rectangle((x + 0.03, -row), 0.94, 0.7, edgecolor="black",
-                          facecolor="white" if extra else colour, hatch="xx" if extra else "")
+                Rectangle(
+                    (x + 0.03, -row),
+                    0.94,
+                    0.7,
+                    edgecolor="black",
+                    facecolor="white" if extra else colour,
+                    hatch="xx" if extra else "",
+                )
             )
-            ax.text(x + 0.5, -row + 0.35, name, ha="center", va="center", size=9,
-                    bbox=dict(facecolor="white", edgecolor="none", pad=2) if extra else None)
+            ax.text(
+                x + 0.5,
+                -row + 0.35,
+                name,
+                ha="center",
+                va="center",
+                size=9,
+                bbox=dict(facecolor="white", edgecolor="none", pad=2) if extra else None,
+            )
         ax.text(-0.1, -row + 0.35, label, ha="right", va="center")
         ax.text(7.35, -row + 0.35, str(len(forward + backward)), va="center", weight="bold")
     ax.text(1, 0.85, "forward", ha="center")
