@@ -7,6 +7,7 @@ TEST_ARGS =
 LOCK_ARGS =
 SUBMISSIONS =
 GRADES   = grades
+SITE_URL =
 
 BIN := .venv/bin
 # In a container one is often root, and Jupyter then wants to hear that it is meant.
@@ -17,7 +18,7 @@ export UV_SYSTEM_CERTS = 1
 export JUPYTER_PREFER_ENV_PATH = 1
 unexport JUPYTER_PATH
 
-.PHONY: help lab test notebooks exercises reference grade test-gpu record bench lint lock env clean
+.PHONY: help lab test notebooks exercises reference site animation grade test-gpu record bench lint lock env clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -39,12 +40,19 @@ exercises: env ## make exercises/ from solutions/ again
 reference: env ## make docs/glossary.md and docs/cheat_sheet.md from the library again
 	@$(BIN)/python tools/reference.py
 
+site: env ## build the web edition into build/site (SITE_URL=https://where.it/will/be)
+	@SITE_URL="$(SITE_URL)" $(BIN)/python tools/build_site.py
+	@echo "To look at it: $(BIN)/python -m http.server -d build/site"
+
+animation: env ## make the README's moving picture again, from the loop's trace
+	@$(BIN)/python tools/readme_animation.py
+
 grade: env ## grade a folder of notebooks (SUBMISSIONS=folder GRADES=grades)
 	@[ -n "$(SUBMISSIONS)" ] || { echo "make grade: which folder? make grade SUBMISSIONS=folder" >&2; exit 2; }
 	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" --grades "$(GRADES)"
 
 test-gpu: env ## on a machine with a GPU, CuPy and torch: the kernels' tests, and the GPU notebooks live
-	@$(BIN)/python -m pytest tests/test_gpu.py -p no:cacheprovider
+	@$(BIN)/python -m pytest tests/test_gpu.py tests/test_gpu_hopper.py tests/test_ex13_17.py tests/test_show_gpu_bench.py
 	@$(BIN)/python -m pytest -o addopts= --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
 	    notebooks/1[4-8]_*.ipynb
 
