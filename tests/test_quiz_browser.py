@@ -1,22 +1,27 @@
 """A question answered with the keyboard alone, and cards as they look, in a real JupyterLab.
 
-COURSE_BROWSER_PICTURES=folder keeps pictures of the form and of the four cards.
+COURSE_SCREENSHOTS=folder keeps pictures of the form and of the four cards.
 """
 
 import json
-import os
-import re
-from pathlib import Path
 
 import nbformat
 import pytest
 
 from attention_lib import checks
-from tests import test_browser
-from tests.test_browser import FLAGS, find_browser, run_all, wait_for_kernel, wait_until_done
-from tests.test_browser import lab as lab
+from tests.browser import (
+    FOCUSED,
+    THEMES,
+    change_theme,
+    chromium,
+    jupyterlab,
+    picture,
+    press_until,
+    run_in,
+    save,
+)
 
-NOTEBOOK = test_browser.ROOT / "notebooks" / "00_start_here.ipynb"
+NAME = "notebooks/00_start_here.ipynb"
 ASKED = "p00-3"
 CARDS = """from attention_lib.checks import check
 display(check("ex01-attend", ...))
@@ -24,7 +29,6 @@ display(check("q1", "c"))
 display(check("ex01-attend", lambda S, V, chunk: (V[0], S[0])))
 display(check("ex01-attend", lambda S, V, chunk: 1 / 0))
 check("p00-1", 4096)"""
-THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # The colours of each card's texts and of what lies behind them.
 COLOURS = """cards => cards.flatMap(card => {
   let page = card;
@@ -36,7 +40,6 @@ COLOURS = """cards => cards.flatMap(card => {
     return [part.tagName, own.color, solid ? own.backgroundColor : behind];
   });
 })"""
-FOCUSED = "() => document.activeElement.textContent.trim()"
 
 pytestmark = pytest.mark.browser
 
@@ -53,45 +56,19 @@ def contrast(a, b):
 
 
 @pytest.fixture
-def page(request, monkeypatch):
+def opened(tmp_path):
     """Notebook 00 with one more cell, which shows cards, opened in JupyterLab and run."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (the dev extra)")
-    executable = find_browser()
-    monkeypatch.setattr(test_browser, "NOTEBOOK", NOTEBOOK)
-    url, token, copy = request.getfixturevalue("lab")
-    nb = nbformat.read(copy, as_version=4)
-    nb.cells.append(nbformat.v4.new_code_cell(CARDS, id="cards"))
-    nbformat.write(nb, copy)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1100, "height": 900})
-        page.set_default_timeout(30_000)
-        page.goto(f"{url}/lab/tree/notebooks/{copy.name}?token={token}")
-        wait_for_kernel(page, url, token)
-        run_all(page)
-        wait_until_done(page, url, token, copy)
-        yield page, copy
-        browser.close()
+    with chromium() as browser, jupyterlab(tmp_path) as lab:
+        copy = lab.folder / NAME
+        nb = nbformat.read(copy, as_version=4)
+        nb.cells.append(nbformat.v4.new_code_cell(CARDS, id="cards"))
+        nbformat.write(nb, copy)
+        with run_in(lab, browser, copy) as page:
+            yield page, copy
 
 
-def picture(part, name):
-    if folder := os.environ.get("COURSE_BROWSER_PICTURES"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        part.screenshot(path=f"{folder}/{name}.png")
-
-
-def press_until(page, key, found, most=60):
-    """Press the key until found() is true."""
-    for _ in range(most):
-        if found():
-            return
-        page.keyboard.press(key)
-        page.wait_for_timeout(50)
-    raise AssertionError(f"{most} times {key} did not lead there")
-
-
-def test_a_question_by_keyboard_and_cards_in_both_themes(page):
-    page, copy = page
+def test_a_question_by_keyboard_and_cards_in_both_themes(opened):
+    page, copy = opened
     q = checks._QUESTIONS[ASKED]
     wrong = next(x for x in q.options if x != q.right)
     quiz = page.locator(".jp-CodeCell", has_text=f'quiz("{ASKED}")')
@@ -119,8 +96,7 @@ def test_a_question_by_keyboard_and_cards_in_both_themes(page):
     picture(quiz, "quiz")
 
     # Saved, it is the text: nothing of the form tells the answer.
-    page.keyboard.press("Control+s")
-    page.wait_for_timeout(1500)
+    save(page, copy)
     saved = nbformat.read(copy, as_version=4)
     (cell,) = [c for c in saved.cells if c.source == f'quiz("{ASKED}")']
     assert cell.outputs[0].data["text/plain"] == str(checks.ask(ASKED))
@@ -141,10 +117,3 @@ def test_a_question_by_keyboard_and_cards_in_both_themes(page):
     # Where to read is a link that opens the notebook.
     cards.get_by_role("link").first.click()
     page.locator(".lm-TabBar-tab", has_text="02_softmax_one_piece_at_a_time.ipynb").wait_for()
-
-
-def change_theme(page, name):
-    page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{name}$")).click()
-    page.locator(f'body[data-jp-theme-name="{name}"]').wait_for(state="attached")
