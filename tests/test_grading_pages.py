@@ -32,14 +32,16 @@ def test_a_dollar_in_code_and_one_alone_are_left_as_they_are():
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: p.stem)
 def test_no_formula_of_the_course_is_left_as_tex(path):
-    found = 0
+    found, written = 0, 0
     for cell in exercises.read(path).cells:
         if cell.cell_type == "markdown":
             shown = html(cell.source)
             found += shown.count("<math ")
+            written += re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL).count("$")
             text = re.sub(r"<(code|pre)\b.*?</\1>", "", shown, flags=re.DOTALL)
             assert "$" not in text and "\\frac" not in shown, cell.source
-    assert found, "an exercise without a formula: is it read at all?"
+    # An exercise about a kernel may have none; ex09 has some, or nothing was read.
+    assert (found > 0) == (written > 1) and (found or path.stem != "ex09_backward")
 
 
 HOSTILE = {
