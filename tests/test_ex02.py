@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from attention_lib.checks.exercises import ex02, ex02_faded, ex02_parsons
-from attention_lib.checks.gaps import gaps
+from attention_lib.checks.gaps import filled, two_gaps
 from attention_lib.checks.judge import as_arrays, copies, first_difference, same
 from attention_lib.checks.parsons import Line, Parsons, check_parsons
 from attention_lib.checks.programs import check_program
 from attention_lib.checks.result import NOT_ATTEMPTED, NOT_YET, PASSED, RAISED
+from attention_lib.reference import finite_or_zero
 
 ROOT = Path(__file__).parent.parent
 QUICK = replace(ex02.FLASH, memory=None)  # the memory claim has its own test
@@ -635,31 +636,49 @@ def test_the_faded_versions_are_judged_as_the_exercise_is():
 
 
 def test_a_function_with_all_gaps_open_returns_none_and_with_some_says_which():
-    @gaps("a", "b")
-    def both_open(x):
-        return a + b  # noqa: F821
+    def a(x):
+        """Open."""
 
-    @gaps("a", "b")
-    def one_open(x):
-        a = x
-        return a + b  # noqa: F821
+    def b(x):
+        pass
 
-    @gaps("a", "b")
-    def filled(x):
+    def full(x):
+        return [x for _ in range(2)]
+
+    def loop(x):
         """Doc."""
-        a, b = x, [x for _ in range(2)]
-        return lambda: (a, b)
+        return lambda: (x, full(x))
 
-    assert both_open(1) is None
+    assert filled(loop, a, b)(1) is None
     with pytest.raises(NameError, match="no line makes b yet"):
-        one_open(1)
-    assert filled(1)() == (1, [1, 1]) and filled.__doc__ == "Doc."
+        filled(loop, full, b)(1)
+    assert filled(loop, full)(1)() == (1, [1, 1]) and filled(loop, full).__doc__ == "Doc."
     q = ex02_faded.QUESTIONS[0]
-    unfilled = gaps("old")(lambda Q, K, V, Br, Bc, causal: old)  # noqa: F821
-    assert check_program(q, unfilled).status == NOT_ATTEMPTED
-    half = gaps("old", "O_sum")(lambda Q, K, V, Br, Bc, causal, old=1: None)
-    result = check_program(q, half)
+
+    def old(mi, m_new):
+        return np.exp(mi - finite_or_zero(m_new))
+
+    def O_sum(old, new, li, Oi, P, Vj):
+        """Open."""
+
+    assert check_program(q, two_gaps(a, O_sum)).status == NOT_ATTEMPTED
+    result = check_program(q, two_gaps(old, O_sum))
     assert result.status == RAISED and "no line makes O_sum yet" in result.message
+
+
+def test_a_wrong_gap_gets_its_name():
+    def old(mi, m_new):
+        return np.exp(mi - finite_or_zero(m_new))
+
+    def kept(mi, m_new):
+        return np.ones(len(mi))
+
+    def O_sum(old, new, li, Oi, P, Vj):
+        return (old * li)[:, None] * Oi + new[:, None] * (P @ Vj)
+
+    q = ex02_faded.QUESTIONS[0]
+    assert check_program(q, two_gaps(old, O_sum)).status == PASSED
+    assert check_program(q, two_gaps(kept, O_sum)).misconception == "nothing-rescaled"
 
 
 # ---- Parsons

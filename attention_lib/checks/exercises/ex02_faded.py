@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from attention_lib.checks.exercises import ex02
 
-# The decorator `gaps` is around the learner's code.
-WITH_GAPS = replace(ex02.FLASH, library=ex02.MAY_CALL | {"gaps"})
+# The loops of `attention_lib.checks.gaps` are around the learner's functions.
+WITH_GAPS = replace(ex02.FLASH, library=ex02.MAY_CALL | {"filled", "two_gaps", "five_gaps"})
 
 QUESTIONS = [
     replace(
