@@ -1,23 +1,29 @@
 """The explorers in a real JupyterLab: names, mouse, keyboard, both themes, 400% zoom, saved.
 
-COURSE_BROWSER_PICTURES=folder keeps pictures. The times from a key to the new picture are printed
+COURSE_SCREENSHOTS=folder keeps pictures. The times from a key to the new picture are printed
 (pytest -s): a machine's speed is no question of right and wrong.
 """
 
 import statistics
-from urllib.parse import urlsplit
 
 import nbformat
 import pytest
 
 from attention_lib.show import widgets
 from attention_lib.show.explorers import EXPLORERS
-from tests import test_browser
-from tests.test_browser import FLAGS, LOCAL, find_browser, run_all, wait_for_kernel, wait_until_done
-from tests.test_browser import lab as lab
-from tests.test_quiz_browser import THEMES, change_theme, picture, press_until
+from tests.browser import (
+    THEMES,
+    change_theme,
+    chromium,
+    jupyterlab,
+    picture,
+    press_until,
+    run_in,
+    save,
+    zoom_400,
+)
 
-NOTEBOOK = test_browser.ROOT / "notebooks" / "00_start_here.ipynb"
+NAME = "notebooks/00_start_here.ipynb"
 HERE = "part => part === document.activeElement"
 INK = "part => getComputedStyle(part).fill"
 # Notes the time of each key, and of the first frame after the picture has changed.
@@ -44,33 +50,17 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def page(request, monkeypatch):
+def opened(tmp_path):
     """A notebook with every explorer, run in JupyterLab; no error, no request to elsewhere."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (the dev extra)")
-    executable = find_browser()
-    monkeypatch.setattr(test_browser, "NOTEBOOK", NOTEBOOK)
-    url, token, copy = request.getfixturevalue("lab")
-    nb = nbformat.read(copy, as_version=4)
-    sources = ["from attention_lib.show.explorers import explore"]
-    sources += [f'explore("{name}")' for name in EXPLORERS]
-    nb.cells = [nbformat.v4.new_code_cell(s, id=f"c{k}") for k, s in enumerate(sources)]
-    nbformat.write(nb, copy)
-    errors, foreign = [], []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.set_default_timeout(30_000)
-        page.on("request", lambda r: urlsplit(r.url).hostname in LOCAL or foreign.append(r.url))
-        page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
-        page.on("console", lambda m: m.type == "error" and errors.append(f"console: {m.text}"))
-        page.goto(f"{url}/lab/tree/notebooks/{copy.name}?token={token}")
-        wait_for_kernel(page, url, token)
-        run_all(page)
-        wait_until_done(page, url, token, copy)
-        yield page, copy
-        assert not errors, "\n".join(errors)
-        assert not foreign, "\n".join(foreign)
-        browser.close()
+    with chromium() as browser, jupyterlab(tmp_path) as lab:
+        copy = lab.folder / NAME
+        nb = nbformat.read(copy, as_version=4)
+        sources = ["from attention_lib.show.explorers import explore"]
+        sources += [f'explore("{name}")' for name in EXPLORERS]
+        nb.cells = [nbformat.v4.new_code_cell(s, id=f"c{k}") for k, s in enumerate(sources)]
+        nbformat.write(nb, copy)
+        with run_in(lab, browser, copy) as page:
+            yield page, copy
 
 
 def find(cell, control):
@@ -142,10 +132,10 @@ def by_mouse(page, cell, module, state):
             shows(cell, module, state)
 
 
-def test_the_explorers_in_jupyterlab(page):
+def test_the_explorers_in_jupyterlab(opened):
     from axe_playwright_python.sync_playwright import Axe
 
-    page, copy = page
+    page, copy = opened
     cells = page.locator(".jp-Cell").count()
     print()
     for name, module in EXPLORERS.items():
@@ -190,16 +180,13 @@ def test_the_explorers_in_jupyterlab(page):
     assert not [(v["id"], v["impact"]) for v in found if v["impact"] in ("serious", "critical")]
 
     # Saved, it is the still.
-    page.keyboard.press("Control+s")
-    page.wait_for_timeout(1500)
+    save(page, copy)
     for cell, name in zip(nbformat.read(copy, as_version=4).cells[1:], EXPLORERS, strict=True):
         (output,) = cell.outputs
         assert f'data-explorer="{name}"' in output.data["text/html"]
 
     # 400%: a window of 1280 pixels has room for 320. The picture scrolls.
-    page.keyboard.press("Control+b")  # away with the list of files
-    page.set_viewport_size({"width": 320, "height": 256})
-    page.wait_for_timeout(1000)
+    zoom_400(page)
     for name in EXPLORERS:
         cell = page.locator(".jp-CodeCell", has_text=f'explore("{name}")')
         cell.locator("svg.attn").scroll_into_view_if_needed()

@@ -14,7 +14,7 @@ import pytest
 
 from attention_lib import glossary, hardware, memory
 from attention_lib.show.course_map import NOTEBOOKS, map_figure
-from tests.test_browser import FLAGS, find_browser
+from tests.browser import FLAGS, find_browser
 from tools import reference as tool
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ import pytest
 
 from attention_lib.glossary import TERMS
 from attention_lib.show.explorers import FRAMES
-from tests.test_browser import FLAGS, find_browser
+from tests.browser import FLAGS, find_browser
 
 html5lib = pytest.importorskip("html5lib", reason="needs html5lib (the dev extra)")
 
