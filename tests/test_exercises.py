@@ -340,3 +340,14 @@ def test_the_source_of_an_nbgrader_course(tmp_path):
 def test_no_notebook_is_an_error(tmp_path, capsys):
     assert command(tmp_path / "no.ipynb") == 1
     assert "no such notebook" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["solutions", "exercises"])
+def test_a_code_cell_fits_on_a_screen(part):
+    long = [
+        f"{path.stem}, {cell.id}: {len(cell.source.splitlines())} lines"
+        for path in sorted((ROOT / part).glob("*.ipynb"))
+        for cell in exercises.read(path).cells
+        if cell.cell_type == "code" and len(cell.source.splitlines()) > 20
+    ]
+    assert not long, long

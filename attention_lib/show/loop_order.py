@@ -5,6 +5,7 @@ first; the drawing functions get their results and draw them.
 """
 
 import heapq
+import math
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,44 @@ from matplotlib.patches import Rectangle
 
 from attention_lib.inputs import check_positive_int
 from attention_lib.show.style import COLOURS, HATCHES, new_figure
+from attention_lib.tiled import blocks
+
+# Line 10 of FlashAttention-2's listing (arXiv 2307.08691 v1, Algorithm 1): what becomes of the
+# un-scaled O, where a = exp(m_old - m_new), one number a row. In print the exponent is -1.
+
+
+def as_printed(O, a):
+    return O / a
+
+
+def printed_with_a_guard(O, a):
+    return np.divide(O, a, out=0 * O, where=a > 0)
+
+
+def repaired(O, a):
+    return O * a
+
+
+LINE_10 = {
+    "as printed": as_printed,
+    "printed, 0/0 taken as 0": printed_with_a_guard,
+    "repaired": repaired,
+}
+
+
+def fa2_rows(line_10, Q, K, V, Br=64, Bc=100):
+    """O (Nq, d) by FlashAttention-2's listing, with one of LINE_10. Q: (Nq, d), K, V: (Nk, d)."""
+    O = np.empty_like(Q)
+    for rows in blocks(len(Q), Br):
+        m, l, Oi = np.full(len(Q[rows]), -np.inf), 0.0, np.zeros_like(Q[rows])
+        for cols in blocks(len(K), Bc):
+            S = Q[rows] @ K[cols].T / math.sqrt(Q.shape[1])  # score
+            m_new = np.maximum(m, S.max(axis=1))
+            P, alpha = np.exp(S - m_new[:, None]), np.exp(m - m_new)
+            l = alpha * l + P.sum(axis=1)  # rescale
+            Oi, m = line_10(Oi, alpha[:, None]) + P @ V[cols], m_new  # accumulate
+        O[rows] = Oi / l[:, None]
+    return O
 
 
 class Metered(np.ndarray):
