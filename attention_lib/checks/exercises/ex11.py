@@ -148,6 +148,36 @@ def _merging(id, says, read, *variants):
     return [Mistake(id, program(switches), says, read) for switches in variants]
 
 
+def _of_the_end(mistakes, part):
+    """Ideas about L and the division that both exercises have. mistakes: what makes them of one."""
+    return [
+        *mistakes(
+            "last-m-in-L",
+            f"L is taken with the m of the last {part}. The sum is relative to the largest m.",
+            MERGE,
+            {"L_how": "last m"},
+        ),
+        *mistakes(
+            "L-without-m",
+            "L is log(l) alone. The sum is relative to m, so L = m + log(l).",
+            MERGE,
+            {"L_how": "none"},
+        ),
+        *mistakes(
+            "L-not-merged",
+            "O is right, L is not: a mean, a sum or the largest of the L. The sums e^L are added.",
+            MERGE,
+            *({"L_how": x} for x in ("mean", "sum", "largest", "last")),
+        ),
+        *mistakes(
+            "never-divided",
+            "O is the sum that is not yet divided: divide by l once, at the end.",
+            MERGE,
+            {"divide": False},
+        ),
+    ]
+
+
 LSES = ("right", "mean", "sum", "largest", "last", "none")
 
 AVERAGED = "you take the mean of the divided outputs. Each has its own weight, l e^m: add with it."
@@ -215,30 +245,7 @@ MERGE_ALL = Program(
             {"base": _last, "guard": False},
             {"base": _first, "guard": False},
         ),
-        *_merging(
-            "last-m-in-L",
-            "L is taken with the m of the last partial. The sum is relative to the largest m.",
-            MERGE,
-            {"L_how": "last m"},
-        ),
-        *_merging(
-            "L-without-m",
-            "L is log(l) alone. The sum is relative to m, so L = m + log(l).",
-            MERGE,
-            {"L_how": "none"},
-        ),
-        *_merging(
-            "L-not-merged",
-            "O is right, L is not: a mean, a sum or the largest of the L. The sums e^L are added.",
-            MERGE,
-            *({"L_how": x} for x in ("mean", "sum", "largest", "last")),
-        ),
-        *_merging(
-            "never-divided",
-            "O is the sum that is not yet divided: divide by l once, at the end.",
-            MERGE,
-            {"divide": False},
-        ),
+        *_of_the_end(_merging, "partial"),
         *_merging(
             "third-partial-lost",
             "only two partials are merged. Go on with the result, until none is left.",
@@ -458,30 +465,7 @@ SPLIT_KV = Program(
             MERGE,
             {"by": lambda partials, keys: _one_sided(partials)},
         ),
-        *_however_cut(
-            "last-m-in-L",
-            "L is taken with the m of the last split. The sum is relative to the largest m.",
-            MERGE,
-            {"L_how": "last m"},
-        ),
-        *_however_cut(
-            "L-without-m",
-            "L is log(l) alone. The sum is relative to m, so L = m + log(l).",
-            MERGE,
-            {"L_how": "none"},
-        ),
-        *_however_cut(
-            "L-not-merged",
-            "O is right, L is not: a mean, a sum or the largest of the L. The sums e^L are added.",
-            MERGE,
-            *({"L_how": x} for x in ("mean", "sum", "largest", "last")),
-        ),
-        *_however_cut(
-            "never-divided",
-            "O is the sum that is not yet divided: divide by l once, at the end.",
-            MERGE,
-            {"divide": False},
-        ),
+        *_of_the_end(_however_cut, "split"),
     ),
     claims=(one_split_at_a_time,),
 )
