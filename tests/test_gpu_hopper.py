@@ -22,7 +22,7 @@ needs_nvrtc = pytest.mark.skipif(
 
 def lines(file, architecture, d, dtype, causal, shared):
     text = ladder.read(file)
-    _, log = nvrtc.compile_text(text, file, architecture, hopper.options(d, dtype, causal, shared))
+    _, log = nvrtc.compile_text(text, file, architecture, ladder.options(d, dtype, causal, shared))
     used = nvrtc.usage(log)
     assert used and not LOST_SPEED.search(log), log
     assert all(row["spill_bytes"] == 0 for row in used.values()), (file, architecture, used)
@@ -63,7 +63,7 @@ def test_lost_speed_would_be_seen():
     """wgmma between ordinary reads of its registers: ptxas waits after each, and says so."""
     text = ladder.read("rung6_wgmma.cu").replace("wgmma_wait<0>();\n        rows.hide", "rows.hide")
     _, log = nvrtc.compile_text(
-        text, "x.cu", "sm_90a", hopper.options(64, "float16", False, hopper.RUNGS[0].shared(64))
+        text, "x.cu", "sm_90a", ladder.options(64, "float16", False, hopper.RUNGS[0].shared(64))
     )
     assert LOST_SPEED.search(log)
 

@@ -10,12 +10,9 @@ FLOPs are those of the two products, 4 N^2 d a head, half of it if causal. Times
 CUDA events, over rounds in which all take turns.
 """
 
-import argparse
-import json
 import statistics
-from pathlib import Path
 
-from attention_lib.gpu import NoGPU, ladder, recordings
+from attention_lib.gpu import ladder, recordings
 
 TOKENS, HIDDEN = 16_384, 2048
 SIZES, HEADS_D = (1024, 4096, 16_384), (64, 128)
@@ -124,28 +121,14 @@ def show(rows):
         )
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recorded", action="store_true", help="print what was recorded")
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
-    parser.add_argument("--out", type=Path, help="write a recording to this file")
-    given = parser.parse_args(argv)
-    if given.recorded:
-        record = recordings.read("bench")
-    else:
-        from attention_lib import gpu
+def record():
+    """The rows, and where they are from."""
+    where = {"tokens": TOKENS, "hidden": HIDDEN}
+    return recordings.provenance(COMMAND) | where | {"rows": measure()}
 
-        if not gpu.available():
-            raise SystemExit(f"{NoGPU.__name__}: {gpu.missing()}. --recorded prints a recording.")
-        record = recordings.provenance(COMMAND) | {"tokens": TOKENS, "hidden": HIDDEN}
-        record["rows"] = measure()
-    if given.out:
-        given.out.write_text(recordings.dumps(record), encoding="utf-8")
-    if given.json:
-        print(json.dumps(record["rows"], indent=1))
-    else:
-        print(recordings.said(record) if given.recorded else "Measured here.")
-        print("\n".join(show(record["rows"])))
+
+def main(argv=None):
+    recordings.command_line("bench", __doc__.split("\n")[0], record, show, argv)
 
 
 if __name__ == "__main__":

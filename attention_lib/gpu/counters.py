@@ -12,15 +12,12 @@ bytes have become one. shared_bytes counts the passes through shared memory, 128
 conflict adds passes.
 """
 
-import argparse
 import csv
 import io
-import json
 import subprocess
 import sys
-from pathlib import Path
 
-from attention_lib.gpu import NoGPU, ladder, recordings
+from attention_lib.gpu import ladder, recordings
 from attention_lib.hardware import GPUS
 from attention_lib.traffic import general_traffic, standard_traffic
 
@@ -141,32 +138,19 @@ def show(rows):
         )
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recorded", action="store_true", help="print what was recorded")
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
-    parser.add_argument("--out", type=Path, help="write a recording to this file")
-    parser.add_argument("--workload", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.workload:
-        kernel, *shape = given.workload
-        return workload(kernel, *map(int, shape))
-    if given.recorded:
-        record = recordings.read("counters")
-    else:
-        from attention_lib import gpu
+def record():
+    """The rows, and where they are from."""
+    where = {"dtype": "float16", "causal": False}
+    return recordings.provenance(COMMAND) | where | {"rows": measure()}
 
-        if not gpu.available():
-            raise SystemExit(f"{NoGPU.__name__}: {gpu.missing()}. --recorded prints a recording.")
-        record = recordings.provenance(COMMAND) | {"dtype": "float16", "causal": False}
-        record["rows"] = measure()
-    if given.out:
-        given.out.write_text(recordings.dumps(record), encoding="utf-8")
-    if given.json:
-        print(json.dumps(record["rows"], indent=1))
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--workload"]:  # what Nsight Compute watches
+        kernel, *shape = argv[1:]
+        workload(kernel, *map(int, shape))
     else:
-        print(recordings.said(record) if given.recorded else "Measured here.")
-        print("\n".join(show(record["rows"])))
+        recordings.command_line("counters", __doc__.split("\n")[0], record, show, argv)
 
 
 if __name__ == "__main__":

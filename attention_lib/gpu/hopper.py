@@ -64,17 +64,6 @@ def rung(name):
     raise ValueError(f"kernel is {name!r}; accepted: {accepted}")
 
 
-def options(d, dtype, causal, shared):
-    """The compiler's definitions for one case, without -arch."""
-    return (
-        "--std=c++17",
-        f"-DHEAD={d}",
-        f"-DBF16={int(dtype == 'bfloat16')}",
-        f"-DCAUSAL={int(causal)}",
-        f"-DSHARED={shared}",
-    )
-
-
 @functools.cache
 def compiled(file, entry, d, dtype, causal, shared):
     """An entry of a file for one case, compiled on first use."""
@@ -82,7 +71,7 @@ def compiled(file, entry, d, dtype, causal, shared):
 
     module = cp.RawModule(
         code=ladder.read(file),
-        options=(f"-arch={ARCHITECTURE}", *options(d, dtype, causal, shared)),
+        options=(f"-arch={ARCHITECTURE}", *ladder.options(d, dtype, causal, shared)),
     )
     function = module.get_function(entry)
     function.max_dynamic_shared_size_bytes = shared

@@ -4,7 +4,6 @@ Nothing here needs a GPU. `source` is what is compiled, by CuPy on a GPU machine
 on any other.
 """
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,18 +110,12 @@ def source(name):
     return read(rung(name).file)
 
 
-def options(kernel, d, dtype, causal):
-    """The compiler's definitions for one case of a rung."""
+def options(d, dtype, causal, shared):
+    """The compiler's definitions for one case of a kernel; shared: bytes it asks for."""
     return (
         "--std=c++17",
         f"-DHEAD={d}",
         f"-DBF16={int(dtype == 'bfloat16')}",
         f"-DCAUSAL={int(causal)}",
-        f"-DSHARED={kernel.shared(d)}",
+        f"-DSHARED={shared}",
     )
-
-
-def source_sha256():
-    """One hash over what every rung compiles: a recording that carries another is out of date."""
-    text = "".join(source(k.name) for k in LADDER)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -25,7 +25,7 @@ def compiled(name, d, dtype, causal):
     """The functions of a rung for one case, compiled on first use."""
     kernel = ladder.rung(name)
     module = cp.RawModule(
-        code=ladder.source(name), options=ladder.options(kernel, d, dtype, causal)
+        code=ladder.source(name), options=ladder.options(d, dtype, causal, kernel.shared(d))
     )
     functions = [module.get_function(entry) for entry in kernel.entries]
     for function in functions:

@@ -37,7 +37,7 @@ def compile(name, d, dtype, causal, architecture):
     Raises RuntimeError with the compiler's log if it does not compile.
     """
     kernel = ladder.rung(name)
-    given = ladder.options(kernel, d, dtype, causal)
+    given = ladder.options(d, dtype, causal, kernel.shared(d))
     return compile_text(ladder.source(name), kernel.file, architecture, given)
 
 

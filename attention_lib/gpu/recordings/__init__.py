@@ -4,12 +4,14 @@ Each names the device, driver, versions, date and command, and the hash of each 
 test refuses a recording whose kernel has changed since. `make record` on a GPU makes them again.
 """
 
+import argparse
 import datetime
 import hashlib
 import json
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 
 from attention_lib.gpu import ladder
 
@@ -64,3 +66,30 @@ def dumps(record):
     head = json.dumps({k: v for k, v in record.items() if k != "rows"}, indent=1)
     rows = ",\n".join("  " + json.dumps(row) for row in record["rows"])
     return f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
+
+
+def command_line(name, description, measure, show, argv=None):
+    """The command of a recording: measure here or print what was recorded; as a table or as JSON.
+
+    measure() -> the record, needs a GPU; show(rows) -> lines of a table.
+    """
+    from attention_lib import gpu
+
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--recorded", action="store_true", help="print what was recorded")
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    parser.add_argument("--out", type=Path, help="write a recording to this file")
+    given = parser.parse_args(argv)
+    if given.recorded:
+        record = read(name)
+    elif not gpu.available():
+        raise SystemExit(f"NoGPU: {gpu.missing()}. --recorded prints a recording.")
+    else:
+        record = measure()
+    if given.out:
+        given.out.write_text(dumps(record), encoding="utf-8")
+    if given.json:
+        print(json.dumps(record["rows"], indent=1))
+    else:
+        print(said(record) if given.recorded else "Measured here.")
+        print("\n".join(show(record["rows"])))
