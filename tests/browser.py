@@ -266,7 +266,7 @@ def wait_for_kernel(page, lab, copy):
     end = time.monotonic() + START_TIMEOUT
     while time.monotonic() < end:
         if lab.idle(copy):
-            page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+            page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
             return
         page.wait_for_timeout(200)
     raise TimeoutError(f"no kernel was ready in {START_TIMEOUT} s")
