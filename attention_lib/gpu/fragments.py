@@ -165,7 +165,7 @@ def fragment_bytes(name, N, heads, d):
     """Bytes that shared memory passes, 128 each, to read fragments of K, V and Q in one launch."""
     check_positive_int("N", N)
     kernel = ladder.rung(name)
-    warps = kernel.threads // 32 * -(-N // kernel.rows(d)) * heads
+    warps = kernel.threads(d) // 32 * -(-N // kernel.rows(d)) * heads
     return 128 * tile_passes(name, d) * -(-N // _Bc(name, d)) * warps
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from attention_lib.gpu import ladder, recordings
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-
 
 def available():
     """True if cuda-bindings and the CUDA headers are installed."""
@@ -94,15 +92,14 @@ def version():
 
 
 def cases(name):
-    """What is compiled of a rung: everything for sm_90; else float16 and the measured d."""
+    """What is compiled of a rung: everything for Hopper; else float16 and the measured d."""
     return [
         (d, dtype, causal, architecture)
-        for architecture in ARCHITECTURES
-        for d in ladder.HEAD_DIMENSIONS
+        for architecture in ladder.rung(name).architectures()
+        for d in ladder.rung(name).heads_d
         for dtype in ladder.DTYPES
         for causal in (False, True)
-        if int(architecture[3:]) >= ladder.rung(name).minimum
-        and (architecture == "sm_90" or (d in (64, 128) and dtype == "float16"))
+        if architecture.startswith("sm_90") or (d in (64, 128) and dtype == "float16")
     ]
 
 

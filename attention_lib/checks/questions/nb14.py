@@ -40,7 +40,7 @@ def q_outer_usage():
         if (r["kernel"], r["d"], r["dtype"]) == ("q_outer", D, "float16")
         and (r["architecture"], r["causal"]) == ("sm_90", False)
     )
-    return row["registers"], ladder.rung("q_outer").threads, row["shared"]
+    return row["registers"], ladder.rung("q_outer").threads(64), row["shared"]
 
 
 QUESTIONS = [

@@ -48,6 +48,47 @@ __device__ __forceinline__ void tma_load(void *to, const TensorMap *map, Barrier
            "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
+// And back, from swizzled shared memory: one thread, after a barrier before which each writer fenced.
+// What lies outside the tensor is not written.
+__device__ __forceinline__ void tma_store(const TensorMap *map, const void *from, int column, int row,
+                                          int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+        "[%0, {%2, %3, %4, %5}], [%1];"
+        :: "l"(map), "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until this thread's stores have been read from shared memory.
+__device__ __forceinline__ void tma_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// What this thread wrote to shared memory will be seen by the copy engine and by wgmma.
+__device__ __forceinline__ void fence_for_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A run of bytes, without a tensor map: addresses and size are multiples of 16.
+__device__ __forceinline__ void bulk_load(void *to, const void *from, int bytes, Barrier *b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];"
+        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
+
+// to += from, float by float, added where the L2 cache keeps `to`. Fence and wait as for tma_store.
+__device__ __forceinline__ void bulk_add(float *to, const void *from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+        :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Four 8 x 8 matrices to shared memory; lane k gives the address of row k % 8 of matrix k / 8.
+__device__ __forceinline__ void stmatrix(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+        :: "r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
 // ---- wgmma: the four warps of a warpgroup together, C (64 x N) += A (64 x 16) B (16 x N).
 // How a matrix lies in shared memory: rows of 64 columns (128 bytes, swizzled), 8 rows a pattern of
 // 1024 bytes. lead: bytes from 64 columns to the next 64, used where the columns are the N of B.
@@ -85,6 +126,19 @@ __device__ __forceinline__ void wgmma_abt(float (&c)[16][4], u64 a, u64 b, int m
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
         WGMMA("128") "{" R64 "}, %64, %65, p, 1, 1, 0, 0;}"
         : C16(c, 0), C16(c, 4), C16(c, 8), C16(c, 12) : "l"(a), "l"(b), "r"(more));
+}
+
+__device__ __forceinline__ void wgmma_abt(float (&c)[8][4], u64 a, u64 b, int more) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+        WGMMA("64") "{" R32 "}, %32, %33, p, 1, 1, 0, 0;}"
+        : C16(c, 0), C16(c, 4) : "l"(a), "l"(b), "r"(more));
+}
+
+// C += A^T B, A and B in shared memory, 16 rows of each: the columns of A are the 64 rows of C.
+__device__ __forceinline__ void wgmma_atb(float (&c)[8][4], u64 a, u64 b, int more) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+        WGMMA("64") "{" R32 "}, %32, %33, p, 1, 1, 1, 1;}"
+        : C16(c, 0), C16(c, 4) : "l"(a), "l"(b), "r"(more));
 }
 
 // C += A B, A in registers (16 columns, as for mma.sync), B in shared memory, 16 rows.

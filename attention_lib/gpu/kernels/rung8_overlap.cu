@@ -6,7 +6,8 @@
 // - between warpgroups: they take turns at starting products, so that one is at its softmax while
 //   another multiplies;
 // - one block of threads an SM works through many blocks of Q. The loader runs ahead into the next
-//   one. If causal, blocks differ in length: each loader draws its next number from a counter.
+//   one, and O leaves through the copy engine. If causal, blocks differ in length: each loader
+//   draws its next number from a counter.
 // Tiles go from the last to the first, so that the masked ones come first.
 
 #include "common.cuh"
@@ -17,6 +18,7 @@ const int READERS = HEAD == 64 ? 3 : 2, Br = 64 * READERS, THREADS = 128 * (READ
 
 struct Shared {
     T Q[READERS][HALVES][64][64], K[STAGES][HALVES][Bc][64], V[STAGES][HALVES][Bc][64];
+    T O[READERS][HALVES][64][64];
     Barrier Q_full[READERS], Q_empty[READERS];
     Barrier K_full[STAGES], K_empty[STAGES], V_full[STAGES], V_empty[STAGES];
     int work;  // the block of Q in s.Q; -1: no more
@@ -37,7 +39,8 @@ __device__ __forceinline__ Work block_of_Q(const Params &p, int work) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention(const Params p, const __grid_constant__ TensorMap Q_map,
-          const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map) {
+          const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
+          const __grid_constant__ TensorMap O_map) {
     extern __shared__ __align__(1024) char memory[];
     Shared &s = *(Shared *)memory;
     int total = (p.Nq + Br - 1) / Br * p.batch * p.heads;
@@ -72,6 +75,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
             if (work >= total) return;
             work = gridDim.x + (CAUSAL ? atomicAdd((int *)p.work, 1) : work);
             x.h /= p.group;  // the head of K and V
+            #pragma unroll 1  // the loader has few registers
             for (int j = x.tiles - 1; j >= 0; j--, i++) {
                 int stage = i % STAGES, parity = i / STAGES % 2;
                 wait(&s.K_empty[stage], parity ^ 1);
@@ -125,6 +129,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
                 score(S, Q, K + now * TILE);
                 wgmma_commit();
                 wait(&s.V_full[before], i / STAGES % 2);
+                wgmma_fence();
                 accumulate(O, P, V + before * TILE);
                 wgmma_commit();
                 named_arrive(1 + (w + 1) % READERS, 256);  // the next reader's turn
@@ -149,7 +154,23 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
             named_wait(1 + READERS + w, 128);  // the whole warpgroup has read s.work
             if (leader) arrive(&s.Q_empty[w]);
         }
-        rows.store(p, O, x.b, x.h, row);
+
+        // store: O through shared memory, so that the next block can begin while it is copied.
+        if (leader) tma_stores_read();
+        named_wait(1 + READERS + w, 128);  // the last O has left the buffer
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float inverse = rows.end(p, x.b, x.h, row, r);
+            #pragma unroll
+            for (int n = 0; n < HEAD / 8; n++)
+                *(u32 *)&s.O[w][n / 8][row % 64 + 8 * r][(n ^ row) % 8 * 8 + threadIdx.x % 4 * 2] =
+                    pack(O[n][2 * r] * inverse, O[n][2 * r + 1] * inverse);
+        }
+        fence_for_async();
+        named_wait(1 + READERS + w, 128);
+        if (leader)
+            for (int y = 0; y < HALVES; y++) tma_store(&O_map, s.O[w][y], 64 * y, top, x.h, x.b);
     }
+    if (leader) tma_stores_read();  // or the block would end, and its shared memory with it
     if (w == 0) named_wait(1, 256);  // the turn that is left over
 }

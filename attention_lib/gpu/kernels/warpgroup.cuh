@@ -78,8 +78,9 @@ struct Rows {
             for (int n = 0; n < Bc / 8; n++)
                 m_new = fmaxf(m_new, fmaxf(S[n][2 * r], S[n][2 * r + 1]));
             m_new = row_max(m_new);
-            float shift = finite_or_zero(m_new) * c;
-            rescale[r] = exp2_fast(m[r] * c - shift);
+            float most = finite_or_zero(m_new), shift = most * c;
+            // Not m * c - shift: one rounding less there, and 2^0 would not be 1, tile after tile.
+            rescale[r] = exp2_fast((m[r] - most) * c);
             m[r] = m_new;
             #pragma unroll
             for (int n = 0; n < Bc / 8; n++)
@@ -97,6 +98,15 @@ struct Rows {
             for (int x = 0; x < 4; x++) O[n][x] *= rescale[x / 2];
     }
 
+    // The end of row r: L is stored. Returns 1 / l.
+    __device__ __forceinline__ float end(const Params &p, int b, int h, int row, int r) const {
+        int i = row + 8 * r;
+        float sum = row_sum(l[r]);
+        if (p.L && threadIdx.x % 4 == 0 && i < p.Nq)
+            p.L[(i64)(b * p.heads + h) * p.Nq + i] = m[r] * p.scale + logf(sum);
+        return inverse_or_zero(sum);
+    }
+
     // store: O divided by l, and L.
     __device__ __forceinline__ void store(const Params &p, float (&O)[HEAD / 8][4], int b, int h,
                                           int row) const {
@@ -104,14 +114,12 @@ struct Rows {
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             int i = row + 8 * r;
-            float sum = row_sum(l[r]), inverse = inverse_or_zero(sum);
+            float inverse = end(p, b, h, row, r);
             if (i >= p.Nq) continue;
             #pragma unroll
             for (int n = 0; n < HEAD / 8; n++)
                 *(u32 *)&out[i * p.O.row + 8 * n] =
                     pack(O[n][2 * r] * inverse, O[n][2 * r + 1] * inverse);
-            if (p.L && threadIdx.x % 4 == 0)
-                p.L[(i64)(b * p.heads + h) * p.Nq + i] = m[r] * p.scale + logf(sum);
         }
     }
 };
