@@ -2,8 +2,11 @@
 
     gpu.available()             is there a GPU, and CuPy to reach it?
     gpu.kernels()               the rungs, from the slowest to the fastest
-    gpu.choose()                which rung `attention` would take, and why
+    gpu.choose(d)               which rung `attention` would take, and why
     gpu.attention(Q, K, V)      run it
+    gpu.decode(Q, K, V)         a few queries against a long cache, in one launch
+    gpu.backward(Q, K, V, O, L, dO)   the gradients; torch's autograd finds them by itself
+    gpu.register()              let torch's own call use these kernels; `with gpu.registered():`
 
 The kernels are in kernels/, one file a rung. Without a GPU, `recordings/` holds what they did.
 """
@@ -45,17 +48,21 @@ def _require():
         )
 
 
-def choose():
-    """The rung that `attention` takes on this GPU, and why: (name, reason). Raises NoGPU."""
+def choose(d=128):
+    """The rung that `attention` takes on this GPU for head dimension d, and why: (name, reason).
+    Raises NoGPU, or ValueError for a d that no rung is written for."""
     _require()
     import cupy
 
-    device = cupy.cuda.Device()
-    capability = int(device.compute_capability)
-    best = [k for k in ladder.LADDER if k.minimum <= capability]
-    if not best:
+    capability = int(cupy.cuda.Device().compute_capability)
+    able = [k for k in ladder.LADDER if k.runs_on(capability)]
+    if not able:
         raise NoGPU(f"the GPU has compute capability {capability}; the kernels need 80 or more")
-    return best[-1].name, f"the last rung that compute capability {capability} can run"
+    best = [k for k in able if d in k.heads_d]
+    if not best:
+        accepted = ", ".join(map(str, ladder.HEAD_DIMENSIONS))
+        raise ValueError(f"d is {d!r}; accepted: {accepted}")
+    return best[-1].name, f"the last rung for compute capability {capability} and d = {d}"
 
 
 def attention(Q, K, V, *, causal=False, kernel=None, return_lse=False, align="lower-right"):
@@ -66,12 +73,19 @@ def attention(Q, K, V, *, causal=False, kernel=None, return_lse=False, align="lo
     their strides, unless d is not contiguous or a row does not start at 16 bytes; then a copy is
     made. Runs on the current stream of the library that the arrays are from.
     causal, align: as in standard_attention. kernel: a name of `kernels()`, or None for the rung
-    that `choose()` names. return_lse: also return L, float32 (batch, heads, Nq), the log-sum-exp
+    that `choose(d)` names. return_lse: also return L, float32 (batch, heads, Nq), the log-sum-exp
     of each row's scores. Sums and statistics are float32.
-    Returns O, or O and L, of the kind that Q is. A row that sees no key: O = 0, L = -inf.
+    Returns O, or O and L, of the kind that Q is. A row that sees no key: O = 0, L = -inf. If torch
+    asks for gradients, O has one for d = 64 and 128, by `backward`; L has none.
     Raises NoGPU where nothing can run; TypeError or ValueError that name the argument.
     """
     _require()
     from attention_lib.gpu import launch
 
-    return launch.attention(Q, K, V, causal, kernel or choose()[0], return_lse, align)
+    return launch.attention(Q, K, V, causal, kernel, return_lse, align)
+
+
+# At the end, because these modules use what stands above. None of them imports CuPy or torch yet.
+from attention_lib.gpu.autograd import register, registered  # noqa: E402, F401
+from attention_lib.gpu.decoding import decode  # noqa: E402, F401
+from attention_lib.gpu.gradients import backward  # noqa: E402, F401

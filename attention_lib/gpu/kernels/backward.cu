@@ -6,18 +6,15 @@
 // dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, which needs all
 // keys: it is added up in float in HBM (`DQ 1`), in whatever order the blocks come.
 // Deterministic: `DQ 0` leaves dQ out, and `queries` makes it with the loops swapped, Q outside.
-// p.work: dQ in float (batch, heads, Nq, d), then L2 and D (batch, heads, Nq rounded up to 128).
+// p.work: see backward.cuh.
 
 #include "common.cuh"
 #include "ptx.cuh"
+#include "backward.cuh"
 
 #ifndef DQ
 #define DQ 1
 #endif
-
-struct Gradients {
-    View dO, dQ, dK, dV;
-};
 
 const int WARPS = 8, THREADS = 32 * WARPS, Bc = 16 * WARPS, Br = HEAD == 64 ? 128 : 64;
 const int STEPS = HEAD / 16, PIECES = HEAD / 8, PASS = THREADS / PIECES;
@@ -28,48 +25,13 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED);
 
-__device__ __forceinline__ int padded(int Nq) { return (Nq + 127) / 128 * 128; }
-
-__device__ __forceinline__ float *dQ_of(const Params &p, int head) {
-    return (float *)p.work + (i64)head * p.Nq * HEAD;
-}
-
-__device__ __forceinline__ float *L2_of(const Params &p, int head) {
-    return (float *)p.work + (i64)p.batch * p.heads * p.Nq * HEAD + (i64)head * padded(p.Nq);
-}
-
-__device__ __forceinline__ float *D_of(const Params &p, int head) {
-    return L2_of(p, head) + (i64)p.batch * p.heads * padded(p.Nq);
-}
-
-// D = rowsum(dO * O), L in units of log2, one warp a row; and dQ starts at zero. A row that sees no
-// key, or is none, gets L2 = +inf: its weights are 2^(s - inf) = 0.
-extern "C" __global__ void __launch_bounds__(256) prepare(const Params p, const Gradients g) {
-    i64 index = blockIdx.x * 8ll + threadIdx.x / 32;
-    int head = index / padded(p.Nq), i = index % padded(p.Nq), lane = threadIdx.x % 32;
-    if (head >= p.batch * p.heads) return;
-    int b = head / p.heads, h = head % p.heads;
-    float D = 0.f, L2 = INFINITY;
-    if (i < p.Nq) {
-        const T *O = head_of(p.O, b, h) + i * p.O.row, *dO = head_of(g.dO, b, h) + i * g.dO.row;
-        for (int c = lane; c < HEAD; c += 32) {
-            D += to_float(O[c]) * to_float(dO[c]);
-            dQ_of(p, head)[(i64)i * HEAD + c] = 0.f;
-        }
-        for (int n = 16; n > 0; n /= 2) D += __shfl_xor_sync(~0u, D, n);
-        float L = p.L[(i64)head * p.Nq + i];
-        if (L != -INFINITY) L2 = L * 1.4426950408889634f;
-    }
-    if (lane == 0) L2_of(p, head)[i] = L2, D_of(p, head)[i] = D;
-}
-
 // dQ from float to 16 bits.
 extern "C" __global__ void __launch_bounds__(256) finish(const Params p, const Gradients g) {
     i64 x = (blockIdx.x * 256ll + threadIdx.x) * 2, row = x / HEAD;
     if (row >= (i64)p.batch * p.heads * p.Nq) return;
-    int head = row / p.Nq, i = row % p.Nq;
-    float2 y = *(float2 *)((float *)p.work + x);
-    T *out = head_of(g.dQ, head / p.heads, head % p.heads) + i * g.dQ.row + x % HEAD;
+    int head = row / p.Nq, i = row % p.Nq, c = x % HEAD;
+    float2 y = *(float2 *)(dQ_of(p, head) + (i64)i * HEAD + c);
+    T *out = head_of(g.dQ, head / p.heads, head % p.heads) + i * g.dQ.row + c;
     *(u32 *)out = pack(y.x * p.scale, y.y * p.scale);
 }
 
@@ -127,12 +89,6 @@ __device__ __forceinline__ void product_ab(float (&C)[2 * STEPS][4], const u32 (
             mma(C[2 * j], x, y), mma(C[2 * j + 1], x, y + 2);
         }
     }
-}
-
-// The two numbers of `pack`.
-__device__ __forceinline__ float2 unpack(u32 r) {
-    T *two = (T *)&r;
-    return {to_float(two[0]), to_float(two[1])};
 }
 
 __device__ __forceinline__ void add(float *to, float x, float y) {
@@ -208,8 +164,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) keys(const Params p, co
                     dS[n][r] = pack(weight.x * (dP[n][2 * r] - D.x),
                                     weight.y * (dP[n][2 * r + 1] - D.y));
                     if (DQ) {
-                        int key = 16 * warp + lane / 4 + 8 * r;
-                        *(u32 *)&s.dS[key][(8 * n ^ key % 8 * 8) + 2 * t] = dS[n][r];
+                        int i = 16 * warp + lane / 4 + 8 * r;
+                        u32 x = col0 + i < p.Nk ? dS[n][r] : 0;  // no key: 2^-L2 may be infinite
+                        *(u32 *)&s.dS[i][(8 * n ^ i % 8 * 8) + 2 * t] = x;
                     }
                 }
             }
