@@ -52,15 +52,18 @@ grade: env ## grade a folder of notebooks (SUBMISSIONS=folder GRADES=grades)
 	@$(BIN)/python tools/grade.py "$(SUBMISSIONS)" --grades "$(GRADES)"
 
 test-gpu: env ## on a machine with a GPU, CuPy and torch: the kernels' tests, and the GPU notebooks live
-	@$(BIN)/python -m pytest tests/test_gpu.py tests/test_gpu_hopper.py tests/test_ex13_17.py tests/test_show_gpu_bench.py
+	@$(BIN)/python -m pytest tests/test_gpu.py tests/test_gpu_hopper.py \
+	    tests/test_gpu_gradients.py tests/test_gpu_decoding.py tests/test_gpu_autograd.py tests/test_ex13_17.py tests/test_show_gpu_bench.py
 	@$(BIN)/python -m pytest -o addopts= --nbval-lax --nbval-current-env --nbval-cell-timeout=600 \
-	    notebooks/1[4-8]_*.ipynb
+	    notebooks/1[4-9]_*.ipynb notebooks/2*.ipynb
 
 RECORDINGS = attention_lib/gpu/recordings
 record: env ## on such a machine with Nsight Compute and compute-sanitizer: make all GPU recordings again
 	@$(BIN)/python -m attention_lib.gpu.bench --out $(RECORDINGS)/bench.json
 	@$(BIN)/python -m attention_lib.gpu.counters --out $(RECORDINGS)/counters.json
 	@$(BIN)/python -m attention_lib.gpu.sanitize --out $(RECORDINGS)/sanitizer.json
+	@$(BIN)/python -m attention_lib.gpu.bench_decode --out $(RECORDINGS)/decode.json
+	@$(BIN)/python -m attention_lib.gpu.train --out $(RECORDINGS)/train.json
 	@$(BIN)/python tools/record_gpu.py attention_lib/recordings
 
 bench: env ## print this machine's time and memory ratios

@@ -4,10 +4,11 @@
     python -m attention_lib.gpu.counters --recorded --json   print the rows that were recorded
     python -m attention_lib.gpu.counters --json --out FILE   measure, and write a recording
 
-A row: kernel, N, heads, d; dram_read, dram_write, l2_bytes, l2_slice_bytes, shared_bytes by Nsight
-Compute, summed over the kernels of the rung; predicted_dram, predicted_l2. All in bytes, float16,
-causal=False, with L. l2_bytes is what crosses between the SMs and L2, counted where it enters and
-leaves the SMs; l2_slice_bytes is counted inside L2, where requests of neighbouring SMs for the same
+A row: kernel, N, heads, d; dram_read, dram_write, l2_read, l2_write, l2_bytes, l2_slice_bytes,
+shared_bytes by Nsight Compute, summed over the kernels of the rung; predicted_dram, predicted_l2.
+All in bytes, float16, causal=False, with L. l2_bytes is what crosses between the SMs and L2, both
+ways, counted where it enters and leaves the SMs; l2_slice_bytes is counted inside L2, where
+requests of neighbouring SMs for the same
 bytes have become one. shared_bytes counts the passes through shared memory, 128 bytes each: a bank
 conflict adds passes.
 """
@@ -25,8 +26,8 @@ METRICS = {
     "dram__bytes_read.sum": "dram_read",
     "dram__bytes_write.sum": "dram_write",
     "lts__t_bytes.sum": "l2_slice_bytes",
-    "l1tex__m_xbar2l1tex_read_bytes.sum": "l2_bytes",  # to the SMs
-    "l1tex__m_l1tex2xbar_write_bytes.sum": "l2_bytes",  # from them
+    "l1tex__m_xbar2l1tex_read_bytes.sum": "l2_read",  # to the SMs
+    "l1tex__m_l1tex2xbar_write_bytes.sum": "l2_write",  # from them
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared_bytes",
 }
 # (N, heads, d): sizes of the course, then one head whose K and V outgrow the L2 of an H200.
@@ -67,58 +68,65 @@ def predicted_l2(kernel, N, heads, d):
     return 2 * heads * general_traffic(N, d, R_KV=Tr) + statistics
 
 
-def workload(kernel, N, heads, d):
-    """What runs under Nsight Compute: once to compile, then once to be counted."""
+def workload(kernel, shapes):
+    """What runs under Nsight Compute: each shape once to compile, then once to be counted."""
     import cupy
 
     from attention_lib import gpu
 
     draw = cupy.random.default_rng(0)
-    Q, K, V = (
-        draw.standard_normal((1, heads, N, d), dtype=cupy.float32).astype(cupy.float16)
-        for _ in range(3)
-    )
-    gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.runtime.profilerStart()
-    gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.runtime.profilerStop()
+    for N, heads, d in shapes:
+        Q, K, V = (
+            draw.standard_normal((1, heads, N, d), dtype=cupy.float32).astype(cupy.float16)
+            for _ in range(3)
+        )
+        gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
+        cupy.cuda.Device().synchronize()
+        cupy.cuda.runtime.profilerStart()
+        gpu.attention(Q, K, V, kernel=kernel, return_lse=True)
+        cupy.cuda.Device().synchronize()
+        cupy.cuda.runtime.profilerStop()
 
 
-def count(kernel, N, heads, d):
-    """One row: the counters of a rung, summed over its kernels."""
+def count(kernel, shapes):
+    """The counters of a rung at each shape, summed over its kernels."""
     command = [
         *("ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"),
         *("--print-units", "base", "--metrics", ",".join(METRICS)),
         *(sys.executable, "-m", "attention_lib.gpu.counters"),
-        *("--workload", kernel, str(N), str(heads), str(d)),
+        *("--workload", kernel, *(str(n) for shape in shapes for n in shape)),
     ]
     done = subprocess.run(command, text=True, capture_output=True)
     if done.returncode or '"ID"' not in done.stdout:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    sums, names = dict.fromkeys(METRICS.values(), 0), set()
+    launches = {}  # by their number, in the order they were made
     for row in csv.DictReader(io.StringIO(done.stdout[done.stdout.index('"ID"') :])):
-        names.add(row["Kernel Name"])
-        sums[METRICS[row["Metric Name"]]] += int(float(row["Metric Value"].replace(",", "")))
-    if len(names) != len(ladder.rung(kernel).entries):
-        raise SystemExit(f"expected the kernels {ladder.rung(kernel).entries}, got {names}")
-    sums["shared_bytes"] *= 128
-    return sums
+        value = int(float(row["Metric Value"].replace(",", "")))
+        launches.setdefault(row["ID"], {})[METRICS[row["Metric Name"]]] = value
+    launches, each = list(launches.values()), len(ladder.rung(kernel).entries)
+    if len(launches) != each * len(shapes):
+        raise SystemExit(f"{kernel}: {len(launches)} launches for {len(shapes)} shapes")
+    counted = []
+    for k in range(0, len(launches), each):
+        sums = {key: sum(x[key] for x in launches[k : k + each]) for key in METRICS.values()}
+        sums["shared_bytes"] *= 128
+        counted.append(sums | {"l2_bytes": sums["l2_read"] + sums["l2_write"]})
+    return counted
 
 
 def measure():
-    """The rows: every rung at SHAPES, Algorithm 1 at the short ones, the last rung at LONG too."""
+    """The rows: every rung at SHAPES, Algorithm 1 at the short ones, two rungs at LONG too."""
     rows = []
     for kernel in ladder.LADDER:
         shapes = SHAPES if kernel.name != "algorithm_1" else SHAPES[::2]
-        for N, heads, d in shapes + (LONG if kernel is ladder.LADDER[-1] else []):
-            rows.append(
-                {"kernel": kernel.name, "N": N, "heads": heads, "d": d}
-                | count(kernel.name, N, heads, d)
-                | {"predicted_dram": predicted_dram(kernel, N, heads, d)}
-                | {"predicted_l2": predicted_l2(kernel, N, heads, d)}
-            )
+        shapes = shapes + (LONG if kernel.name in ("pipeline", "overlap") else [])
+        rows += [
+            dict(zip(("kernel", "N", "heads", "d"), (kernel.name, *shape), strict=True))
+            | counted
+            | {"predicted_dram": predicted_dram(kernel, *shape)}
+            | {"predicted_l2": predicted_l2(kernel, *shape)}
+            for shape, counted in zip(shapes, count(kernel.name, shapes), strict=True)
+        ]
     return rows
 
 
@@ -141,14 +149,15 @@ def show(rows):
 def record():
     """The rows, and where they are from."""
     where = {"dtype": "float16", "causal": False}
-    return recordings.provenance(COMMAND) | where | {"rows": measure()}
+    about = recordings.provenance(COMMAND, [k.name for k in ladder.LADDER])
+    return about | where | {"rows": measure()}
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--workload"]:  # what Nsight Compute watches
-        kernel, *shape = argv[1:]
-        workload(kernel, *map(int, shape))
+        kernel, *numbers = argv[1:]
+        workload(kernel, list(zip(*[map(int, numbers)] * 3, strict=True)))
     else:
         recordings.command_line("counters", __doc__.split("\n")[0], record, show, argv)
 

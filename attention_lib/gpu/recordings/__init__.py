@@ -15,6 +15,8 @@ from pathlib import Path
 
 from attention_lib.gpu import ladder
 
+BESIDES = ("matmul.cu", "backward.cu", "backward_wgmma.cu", "decode.cu")  # the ladder
+
 
 def read(name):
     """The recording with this name, as a dict. Raises ValueError for a name that is not there."""
@@ -37,12 +39,18 @@ def said(record):
 
 
 def sha256(kernel):
-    """The hash of everything that is compiled for a rung."""
-    return hashlib.sha256(ladder.source(kernel).encode()).hexdigest()
+    """The hash of everything that is compiled for a rung, or for a file of kernels/."""
+    source = ladder.read(kernel) if kernel in BESIDES else ladder.source(kernel)
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
-def provenance(command):
-    """Where and with what this runs, and the hash of every kernel. Needs a GPU and torch."""
+def kernels():
+    """Every kernel: the rungs by their names, and the files BESIDES them."""
+    return [*(k.name for k in ladder.LADDER), *BESIDES]
+
+
+def provenance(command, kernels):
+    """Where and with what this runs, and the hash of these kernels. Needs a GPU and torch."""
     import cupy
     import torch
 
@@ -57,7 +65,7 @@ def provenance(command):
         "python": ".".join(map(str, sys.version_info[:3])),
         "date": datetime.date.today().isoformat(),
         "command": command,
-        "kernel_sha256": {k.name: sha256(k.name) for k in ladder.LADDER},
+        "kernel_sha256": {kernel: sha256(kernel) for kernel in kernels},
     }
 
 
