@@ -40,7 +40,7 @@ def test_it_compiles_without_a_spill(kernel, architecture, d, causal, determinis
         text = ladder.read(kernel.file)
         _, log = nvrtc.compile_text(text, kernel.file, architecture, given)
         used = nvrtc.usage(log)
-        assert {"prepare", "keys", "finish"} <= set(used)
+        assert {"prepare", "keys", "finish"} <= set(used) and not nvrtc.lost_speed(log)
         assert all(row["spill_bytes"] == 0 for row in used.values()), used
         assert kernel.threads * used["keys"]["registers"] <= 65_536
 

@@ -4,14 +4,11 @@ No spill, and no warning of ptxas that says that wgmma or setmaxnreg lost its ef
 C7519). test_gpu.py runs the rungs.
 """
 
-import re
-
 import pytest
 
 from attention_lib import gpu
 from attention_lib.gpu import hopper, ladder, nvrtc
 
-LOST_SPEED = re.compile(r"\(C75(?:0[89]|1\d)\)")
 ROOM = 227 * 1024  # what a block may ask for on Hopper; the files check that they fit
 HOPPER = [k for k in ladder.LADDER if k.box]
 
@@ -24,7 +21,7 @@ def lines(file, architecture, d, dtype, causal, shared):
     text = ladder.read(file)
     _, log = nvrtc.compile_text(text, file, architecture, ladder.options(d, dtype, causal, shared))
     used = nvrtc.usage(log)
-    assert used and not LOST_SPEED.search(log), log
+    assert used and not nvrtc.lost_speed(log), log
     assert all(row["spill_bytes"] == 0 for row in used.values()), (file, architecture, used)
     return used
 
@@ -51,7 +48,7 @@ def test_lost_speed_would_be_seen():
     _, log = nvrtc.compile_text(
         text, "x.cu", "sm_90a", ladder.options(64, "float16", False, HOPPER[0].shared(64))
     )
-    assert LOST_SPEED.search(log)
+    assert nvrtc.lost_speed(log)
 
 
 @pytest.mark.skipif(gpu.available(), reason="needs a GPU to be absent")

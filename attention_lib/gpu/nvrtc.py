@@ -84,6 +84,11 @@ def usage(log):
     return found
 
 
+def lost_speed(log):
+    """What ptxas says when wgmma or setmaxnreg lost its effect: its codes, C7508 to C7519."""
+    return re.findall(r"\((C75(?:0[89]|1\d))\)", log)
+
+
 def version():
     """The compiler's version, as (major, minor)."""
     from cuda.bindings import nvrtc
