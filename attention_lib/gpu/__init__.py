@@ -48,21 +48,29 @@ def _require():
         )
 
 
-def choose(d=128):
-    """The rung that `attention` takes on this GPU for head dimension d, and why: (name, reason).
-    Raises NoGPU, or ValueError for a d that no rung is written for."""
+def able():
+    """The names of the rungs that this GPU can run, in the order of the ladder. Raises NoGPU."""
     _require()
     import cupy
 
     capability = int(cupy.cuda.Device().compute_capability)
-    able = [k for k in ladder.LADDER if k.runs_on(capability)]
-    if not able:
+    names = [kernel.name for kernel in ladder.LADDER if kernel.runs_on(capability)]
+    if not names:
         raise NoGPU(f"the GPU has compute capability {capability}; the kernels need 80 or more")
-    best = [k for k in able if d in k.heads_d]
+    return names
+
+
+def choose(d=128):
+    """The rung that `attention` takes on this GPU for head dimension d, and why: (name, reason).
+    Raises NoGPU, or ValueError for a d that no rung is written for."""
+    best = [name for name in able() if d in ladder.rung(name).heads_d]
     if not best:
         accepted = ", ".join(map(str, ladder.HEAD_DIMENSIONS))
         raise ValueError(f"d is {d!r}; accepted: {accepted}")
-    return best[-1].name, f"the last rung for compute capability {capability} and d = {d}"
+    import cupy
+
+    capability = cupy.cuda.Device().compute_capability
+    return best[-1], f"the last rung for compute capability {capability} and d = {d}"
 
 
 def attention(Q, K, V, *, causal=False, kernel=None, return_lse=False, align="lower-right"):

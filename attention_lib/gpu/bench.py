@@ -117,14 +117,14 @@ def accepted(calls):
 def measure(
     kernels=None, dtypes=ladder.DTYPES, rounds=5, sizes=SIZES, heads_d=HEADS_D, direction="forward"
 ):
-    """The rows. kernels: names, or None for all; in bfloat16 those of FAST only.
+    """The rows. kernels: names, or None for all that run here; in bfloat16 those of FAST only.
     direction: "forward", or "backward" with kernels of BACKWARD."""
     import torch
 
     from attention_lib import gpu
 
     forward = direction == "forward"
-    kernels = kernels or (gpu.kernels() if forward else BACKWARD)
+    kernels = kernels or (gpu.able() if forward else BACKWARD)
     rows = []
     for dtype in dtypes:
         names = [k for k in kernels if dtype == "float16" or k in FAST]

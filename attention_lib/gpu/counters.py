@@ -18,6 +18,7 @@ import io
 import subprocess
 import sys
 
+from attention_lib import gpu
 from attention_lib.gpu import ladder, recordings
 from attention_lib.hardware import GPUS
 from attention_lib.traffic import general_traffic, standard_traffic
@@ -72,8 +73,6 @@ def workload(kernel, shapes):
     """What runs under Nsight Compute: each shape once to compile, then once to be counted."""
     import cupy
 
-    from attention_lib import gpu
-
     draw = cupy.random.default_rng(0)
     for N, heads, d in shapes:
         Q, K, V = (
@@ -114,20 +113,25 @@ def count(kernel, shapes):
     return counted
 
 
+def rows(kernel, shapes):
+    """The rows of the rung with this name at shapes (N, heads, d)."""
+    rung = ladder.rung(kernel)
+    return [
+        dict(zip(("kernel", "N", "heads", "d"), (kernel, *shape), strict=True))
+        | counted
+        | {"predicted_dram": predicted_dram(rung, *shape)}
+        | {"predicted_l2": predicted_l2(rung, *shape)}
+        for shape, counted in zip(shapes, count(kernel, shapes), strict=True)
+    ]
+
+
 def measure():
     """The rows: every rung at SHAPES, Algorithm 1 at the short ones, two rungs at LONG too."""
-    rows = []
-    for kernel in ladder.LADDER:
-        shapes = SHAPES if kernel.name != "algorithm_1" else SHAPES[::2]
-        shapes = shapes + (LONG if kernel.name in ("pipeline", "overlap") else [])
-        rows += [
-            dict(zip(("kernel", "N", "heads", "d"), (kernel.name, *shape), strict=True))
-            | counted
-            | {"predicted_dram": predicted_dram(kernel, *shape)}
-            | {"predicted_l2": predicted_l2(kernel, *shape)}
-            for shape, counted in zip(shapes, count(kernel.name, shapes), strict=True)
-        ]
-    return rows
+    found = []
+    for kernel in gpu.able():
+        shapes = SHAPES if kernel != "algorithm_1" else SHAPES[::2]
+        found += rows(kernel, shapes + (LONG if kernel in ("pipeline", "overlap") else []))
+    return found
 
 
 def show(rows):

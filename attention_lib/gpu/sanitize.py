@@ -41,8 +41,8 @@ def workload(cases):
 
     for (d, dtype, causal), (Nq, Nk) in itertools.product(cases, SHAPES):
         Q, K, V = (normal(dtype, 1, h, n, d) for h, n in ((2, Nq), (1, Nk), (1, Nk)))
-        for kernel in ladder.LADDER:
-            O, L = gpu.attention(Q, K, V, causal=causal, kernel=kernel.name, return_lse=True)
+        for kernel in gpu.able():
+            O, L = gpu.attention(Q, K, V, causal=causal, kernel=kernel, return_lse=True)
         for how in ({"kernel": "mma"}, {"kernel": "wgmma"}, {"deterministic": True}):
             gpu.backward(Q, K, V, O, L, normal(dtype, *Q.shape), causal=causal, **how)
         gpu.decode(Q[:, :, :8], K, V, causal=causal, return_lse=True)

@@ -1,7 +1,7 @@
 """Pictures of notebooks 16 to 18: counted bytes, what each rung bought, the framework's backends.
 
 Each function takes numbers and returns a matplotlib figure; show it with `figure(fig, alt=...)`.
-`TRIES` is the log of how the block sizes of the last rung were chosen.
+`TRIES` is the log of how the block sizes of rung 5 were chosen.
 """
 
 import importlib.util
@@ -81,7 +81,7 @@ def draw_outgrown(N, accounts, counted):
     ax.plot(N, counted, "D", color=COLOURS["limit"], markersize=9)
     for x, y in zip(N, counted, strict=True):
         ax.annotate(f"{y:.1f}", (x, y), xytext=(0, 9), textcoords="offset points", ha="center")
-    ax.annotate("counted", (N[-1], counted[-1]), xytext=(8, -4), textcoords="offset points")
+    ax.annotate("counted", (N[-1], counted[-1]), xytext=(8, 7), textcoords="offset points")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
@@ -237,18 +237,20 @@ def kernels_of(call):
 
 
 def errors(Q, K, V):
-    """Relative error against float64 of each backend of torch and each rung. Needs a GPU.
+    """Relative error against float64 of each backend of torch and each rung that runs on this GPU.
 
     Q, K, V: numpy, (N, d), one head, float16. Returns {name: error, in the Frobenius norm}.
     """
     import torch
 
-    from attention_lib.gpu import bench, kernels
+    from attention_lib.gpu import bench, ladder
 
+    major, minor = torch.cuda.get_device_capability()
+    able = [k.name for k in ladder.LADDER if k.runs_on(10 * major + minor)]
     gpu = [torch.from_numpy(x).cuda()[None, None] for x in (Q, K, V)]
     q, k, v = (x.double() for x in gpu)
     exact = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
-    calls = bench.accepted(bench.forward_calls(*gpu, False, kernels()))
+    calls = bench.accepted(bench.forward_calls(*gpu, False, able))
     return {
         name: float((call().double() - exact).norm() / exact.norm()) for name, call in calls.items()
     }

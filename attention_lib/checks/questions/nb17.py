@@ -61,7 +61,8 @@ QUESTIONS = [
         id="p17-2",
         text=(
             "Rung 1 runs one block of threads a head. With N = 4096 and 128 heads in all it\n"
-            "reaches 6.4 TFLOP/s on 132 SMs. With N = 16,384 the same number of tokens gives 32\n"
+            f"reaches {_tflops('algorithm_1', N=4096)} TFLOP/s on 132 SMs. With N = 16,384 the "
+            "same number of tokens gives 32\n"
             "heads. How many TFLOP/s, if a busy SM goes on at the same speed?"
         ),
         unit="TFLOP/s",
@@ -145,7 +146,8 @@ QUESTIONS = [
         id="p17-6",
         text=(
             "Rung 4 computes all tiles of S and then hides those above the diagonal. Without a\n"
-            "mask it has 190 TFLOP/s. The causal figure counts half the FLOPs, as useful. What is\n"
+            f"mask it has {_tflops('swizzle'):.0f} TFLOP/s. The causal figure counts half the "
+            "FLOPs, as useful. What is\n"
             "it, if hiding costs nothing?"
         ),
         unit="TFLOP/s",

@@ -56,7 +56,7 @@ QUESTIONS = [
         options={
             "a": "about 2 times",
             "b": "about 6 times",
-            "c": "about 18 times",
+            "c": "about 17 times",
             "d": "about 250 times, as the DRAM bytes are",
         },
         right="c",
