@@ -1,5 +1,6 @@
 """What every GPU notebook needs: the kernels' source, and numbers that say where they are from."""
 
+import difflib
 import re
 import textwrap
 
@@ -26,6 +27,26 @@ def show_kernel(name, marker=None, lines=20):
             print("\n".join(f"{start + n + 1:4} {x}".rstrip() for n, x in enumerate(part)))
             return
     raise ValueError(f"marker is {marker!r}; accepted: text of a line of {file} or its headers")
+
+
+def show_diff(before, after, marker=None, lines=20):
+    """Print part of the unified diff between two rungs' own files (their headers aside).
+
+    marker: text of the line of the diff to begin at; None for the first change. lines: how many,
+    at most. Raises ValueError for an unknown rung, or a marker that is nowhere in the diff.
+    """
+    check_positive_int("lines", lines)
+    files = [ladder.rung(name).file for name in (before, after)]
+    texts = [ladder._read(f).splitlines() for f in files]
+    diff = list(difflib.unified_diff(*texts, lineterm="", n=1))[2:]  # without the two names
+    if marker is None:
+        start = next((n for n, x in enumerate(diff) if x[0] in "-+"), len(diff))
+    else:
+        start = next((n for n, x in enumerate(diff) if x[0] != "@" and marker in x[1:]), None)
+    if start is None:
+        raise ValueError(f"marker is {marker!r}; accepted: text of a line that the diff has")
+    print(f"{files[0]} (-) and {files[1]} (+)")
+    print("\n".join(x.rstrip() for x in diff[start : start + lines]))
 
 
 def say(record):
