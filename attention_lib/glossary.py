@@ -201,6 +201,12 @@ TERMS = (
         "07",
     ),
     Term(
+        "GQA packing",
+        "The queries of all heads that share K and V, as the rows of one tile.",
+        "23",
+        library="decode.packed_attention",
+    ),
+    Term(
         "gradients",
         "How much a loss changes for each element of an array.",
         "08",
@@ -313,6 +319,11 @@ TERMS = (
         library="memory.HBM.matmul",
     ),
     Term(
+        "mbarrier",
+        "A counter in shared memory at which threads wait for a copy's bytes, or for each other.",
+        "19",
+    ),
+    Term(
         "merge",
         "Two states over different keys become the state over all of them.",
         "02",
@@ -387,6 +398,16 @@ TERMS = (
         "05",
         unit="elements, or bytes",
         library="memory.HBM.peak_on_chip",
+    ),
+    Term(
+        "persistent kernel",
+        "A launch whose blocks take one piece of work after another until none is left.",
+        "23",
+    ),
+    Term(
+        "ping-pong",
+        "Two groups of warps in turns: one multiplies while the other computes its exponentials.",
+        "21",
     ),
     Term(
         "prefill",
@@ -485,6 +506,11 @@ TERMS = (
         "01",
         symbol="N, Nq, Nk",
         unit="tokens",
+    ),
+    Term(
+        "setmaxnreg",
+        "The instruction with which a warpgroup gives registers back, or takes more of them.",
+        "20",
     ),
     Term(
         "share of the peak",
@@ -595,6 +621,11 @@ TERMS = (
         unit="ceil(N / Br), ceil(N / Bc)",
     ),
     Term(
+        "TMA",
+        "Hopper's copy engine, which moves a whole tile at one thread's request.",
+        "19",
+    ),
+    Term(
         "traffic",
         "What crosses between HBM and the chip, in both directions together.",
         "04",
@@ -612,6 +643,16 @@ TERMS = (
         "warp",
         "32 threads of a thread block that run in step.",
         "09",
+    ),
+    Term(
+        "warpgroup",
+        "Four warps, 128 threads, that order a matrix product together.",
+        "19",
+    ),
+    Term(
+        "wgmma",
+        "Hopper's matrix product of 128 threads, which reads shared memory and runs on its own.",
+        "19",
     ),
     Term(
         "XOR swizzle",

@@ -33,6 +33,12 @@ TITLES = [
     "16_where_the_bytes_go",
     "17_what_each_idea_bought",
     "18_the_framework_call_on_a_gpu",
+    "19_hopper_in_200_lines",
+    "20_specialised_warps",
+    "21_hiding_the_softmax",
+    "22_backward_on_the_gpu",
+    "23_decode_on_the_gpu",
+    "24_train_a_small_gpt",
 ]
 VARIES = "nbval-ignore-output"
 

@@ -25,6 +25,12 @@ NOTEBOOKS = (
     ("16_where_the_bytes_go", "Where the bytes go", "hardware counters"),
     ("17_what_each_idea_bought", "What each idea bought", "predicted, then measured"),
     ("18_the_framework_call_on_a_gpu", "The framework call on a GPU", "which kernel was picked"),
+    ("19_hopper_in_200_lines", "Hopper in 200 lines", "wgmma, and copies by TMA"),
+    ("20_specialised_warps", "Specialised warps", "some load, others compute"),
+    ("21_hiding_the_softmax", "Hiding the softmax", "behind the matrix products"),
+    ("22_backward_on_the_gpu", "Backward on the GPU", "five products, one kernel"),
+    ("23_decode_on_the_gpu", "Decode on the GPU", "reading the cache, at full rate"),
+    ("24_train_a_small_gpt", "Train a small GPT", "our kernels in a model that learns"),
 )
 MODULE = 8  # 00 to 07; the next ones go beyond it
 ON_A_GPU = 14  # and those from here on are about kernels on a GPU
@@ -36,7 +42,7 @@ def map_figure():
 
     Those beyond the module have a dashed edge, those about kernels on a GPU a double one.
     """
-    fig, ax = new_figure(10.4, 8.8)
+    fig, ax = new_figure(10.4, 11.3)
     places = []
     for i, (stem, title, idea) in enumerate(NOTEBOOKS):
         y, step = divmod(i, COLUMNS)
