@@ -178,14 +178,14 @@ QUESTIONS = [
         text="What does rung 6 wait for most, at d = 64?",
         options={
             "a": "DRAM: K and V are read again by every block",
-            "b": "itself: while softmax runs, the tensor cores of the SM have little to do",
-            "c": "shared memory: its operands take more passes than rung 5's fragments",
+            "b": "shared memory: its operands take more passes than rung 5's fragments",
+            "c": "itself: while softmax runs, the tensor cores of the SM have little to do",
         },
-        right="b",
+        right="c",
         remarks={
             "a": "K and V come from L2. DRAM sees them once.",
-            "b": "Products at the peak plus exp are less than the time: parts take turns.",
-            "c": "It takes fewer: the counter fell.",
+            "b": "It takes fewer: the counter fell.",
+            "c": "Products at the peak plus exp are less than the time: parts take turns.",
         },
     ),
 ]

@@ -156,14 +156,14 @@ QUESTIONS = [
         text="What does `empty` protect?",
         options={
             "a": "the reader from a tile that has not come",
-            "b": "a tile from being overwritten while somebody still reads it",
-            "c": "shared memory from two readers at once",
+            "b": "shared memory from two readers at once",
+            "c": "a tile from being overwritten while somebody still reads it",
         },
-        right="b",
+        right="c",
         remarks={
             "a": "That is the task of `full`.",
-            "b": "So it needs an arrival of every reader, and `full` only one: the copy's.",
-            "c": "Two readers of one tile do no harm.",
+            "b": "Two readers of one tile do no harm.",
+            "c": "So it needs an arrival of every reader, and `full` only one: the copy's.",
         },
     ),
     Choice(

@@ -187,14 +187,14 @@ QUESTIONS = [
         ),
         options={
             "a": "by a fixed step: no counter, no waiting",
-            "b": "drawn from a counter, the longest of a head first",
-            "c": "drawn from a counter, the shortest first, to be done with many soon",
+            "b": "drawn from a counter, the shortest first, to be done with many soon",
+            "c": "drawn from a counter, the longest of a head first",
         },
-        right="b",
+        right="c",
         remarks={
             "a": "Then an SM may get one long block after another.",
-            "b": "Who is free takes the next; short ones at the end fill the gaps.",
-            "c": "A long one that starts last keeps everybody waiting.",
+            "b": "A long one that starts last keeps everybody waiting.",
+            "c": "Who is free takes the next; short ones at the end fill the gaps.",
         },
     ),
     Choice(

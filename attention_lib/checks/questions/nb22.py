@@ -191,14 +191,14 @@ QUESTIONS = [
         text="What does a warp gain by computing K Q^T instead of Q K^T?",
         options={
             "a": "fewer FLOPs",
-            "b": "P^T lies in its registers as the A operand of dV += P^T dO needs it",
-            "c": "the maximum of a row needs no exchange between lanes",
+            "b": "the maximum of a row needs no exchange between lanes",
+            "c": "P^T lies in its registers as the A operand of dV += P^T dO needs it",
         },
-        right="b",
+        right="c",
         remarks={
             "a": "The same products, and the same number of multiply-adds.",
-            "b": "And dS^T for dK. Two of three uses need no exchange; dQ takes shared memory.",
-            "c": "The backward pass takes no maximum. L is known.",
+            "b": "The backward pass takes no maximum. L is known.",
+            "c": "And dS^T for dK. Two of three uses need no exchange; dQ takes shared memory.",
         },
     ),
     Choice(
