@@ -52,13 +52,15 @@ def milliseconds(call, enough=20.0):
     return run(max(1, int(enough / run(1))))
 
 
-def backend(name, Q, K, V, causal):
+def backend(name, Q, K, V, causal=False):
     """The framework's call by one of its backends."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])):
-        return torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=causal)
+        return torch.nn.functional.scaled_dot_product_attention(
+            Q, K, V, is_causal=causal, enable_gqa=Q.shape[1] != K.shape[1]
+        )
 
 
 def forward_calls(Q, K, V, causal, kernels):

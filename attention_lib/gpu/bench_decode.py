@@ -17,7 +17,7 @@ import functools
 import statistics
 
 from attention_lib.gpu import recordings
-from attention_lib.gpu.bench import BACKENDS
+from attention_lib.gpu.bench import BACKENDS, backend
 
 SHAPES = ((1, 32, 8, 1), (1, 32, 32, 1), (1, 16, 1, 1), (4, 16, 4, 4), (8, 32, 8, 1))
 LENGTHS, HEADS_D = (4096, 16_384, 65_536, 262_144), (64, 128)
@@ -57,17 +57,6 @@ def graph_microseconds(calls):
     return microseconds([graph.replay]) / (rounds * len(calls))
 
 
-def framework(name, Q, K, V):
-    """The framework's call by one of its backends."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])):
-        return torch.nn.functional.scaled_dot_product_attention(
-            Q, K, V, enable_gqa=Q.shape[1] != K.shape[1]
-        )
-
-
 def row(d, shape, Nk):
     """One row of the table."""
     import torch
@@ -83,7 +72,7 @@ def row(d, shape, Nk):
         for _ in range(min(48, max(1, -(-3 * GPUS["H200"].l2 // size))))
     ]
     contenders = {"ours": gpu.decode}
-    contenders |= {b: functools.partial(framework, b) for b in BACKENDS if b != "math"}
+    contenders |= {b: functools.partial(backend, b) for b in BACKENDS if b != "math"}
     times = {}
     for name, call in contenders.items():
         calls = [functools.partial(call, Q, K, V) for K, V in caches]

@@ -18,7 +18,7 @@ HEAD_DIMENSIONS, KEYS = (64, 128), 128  # d; keys that a block of `keys` owns, q
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(ladder.Target):
     """A file with the entries `prepare`, `keys` and `finish`; `queries` is in the first file.
 
     threads: of a block of `keys`. shared(d): its bytes of shared memory. finish(heads, Nq, d): the
@@ -32,14 +32,6 @@ class Kernel:
     shared: Callable[[int], int]
     finish: Callable[[int, int, int], int]
     box: Callable[[int], int] | None = None
-
-    def runs_on(self, capability):
-        """True if a GPU of this compute capability (10 * major + minor) has its instructions."""
-        return capability == 90 if self.box else capability >= 80
-
-    def architectures(self):
-        """What it is compiled for where no GPU says it: NVRTC's names."""
-        return ("sm_90a",) if self.box else ("sm_80", "sm_90", "sm_100")
 
 
 def _rows(d):
@@ -108,9 +100,7 @@ def compiled(index, kernel, entry, d, dtype, causal, deterministic):
     """An entry of a kernel for one case, on the GPU with this index, compiled on first use."""
     import cupy as cp
 
-    given = options(kernel, d, dtype, causal, deterministic)
-    if kernel.box:  # CuPy names the GPU without its `a`, and wgmma needs it
-        given += (f"-arch={kernel.architectures()[0]}",)
+    given = options(kernel, d, dtype, causal, deterministic) + kernel.architecture_option()
     function = cp.RawModule(code=ladder.read(kernel.file), options=given).get_function(entry)
     shared = {"keys": kernel.shared, "queries": queries_shared}.get(entry)
     if shared is not None:

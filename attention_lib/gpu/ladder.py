@@ -13,8 +13,24 @@ HEAD_DIMENSIONS = (32, 64, 128, 256)
 DTYPES = ("float16", "bfloat16")
 
 
+class Target:
+    """What a kernel is compiled for. Its `box` says if it uses TMA: rows of a copy, or nothing."""
+
+    def runs_on(self, capability):
+        """True if a GPU of this compute capability (10 * major + minor) has its instructions."""
+        return capability == 90 if self.box else capability >= 80
+
+    def architectures(self):
+        """What it is compiled for where no GPU says it: NVRTC's names."""
+        return ("sm_90a",) if self.box else ("sm_80", "sm_90", "sm_100")
+
+    def architecture_option(self):
+        """For CuPy, which names the GPU without the `a` that wgmma needs."""
+        return (f"-arch={self.architectures()[0]}",) if self.box else ()
+
+
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Target):
     """A rung: its file, its idea, and what a launch must know.
 
     threads(d), rows(d): threads of a block, and rows of Q that a block takes. shared(d): bytes of
@@ -33,14 +49,6 @@ class Kernel:
     heads_d: tuple[int, ...] = HEAD_DIMENSIONS
     box: int = 0
     stays: bool = False
-
-    def runs_on(self, capability):
-        """True if a GPU of this compute capability (10 * major + minor) has its instructions."""
-        return capability == 90 if self.box else capability >= 80
-
-    def architectures(self):
-        """What it is compiled for where no GPU says it: NVRTC's names."""
-        return ("sm_90a",) if self.box else ("sm_80", "sm_90", "sm_100")
 
 
 def _tiles(*rows):

@@ -29,9 +29,7 @@ def compiled(name, d, dtype, causal):
     """The functions of a rung for one case, compiled on first use."""
     kernel = ladder.rung(name)
     shared = kernel.shared(d)
-    options = ladder.options(d, dtype, causal, shared)
-    if kernel.box:  # CuPy names the GPU without its `a`, and wgmma needs it
-        options += (f"-arch={kernel.architectures()[0]}",)
+    options = ladder.options(d, dtype, causal, shared) + kernel.architecture_option()
     module = cp.RawModule(code=ladder.source(name), options=options)
     functions = [module.get_function(entry) for entry in kernel.entries]
     for function in functions:
