@@ -13,6 +13,7 @@ from attention_lib.checks.questions import nb22, nb24
 from attention_lib.gpu import fragments, recordings
 from attention_lib.show import gpu_backward as show
 from attention_lib.show import gpu_training as training
+from attention_lib.show.gpu import show_file
 
 gradients = importlib.import_module("attention_lib.gpu.gradients")
 
@@ -31,14 +32,14 @@ def backward_rows(kernel):
 
 
 def test_source_is_shown_as_it_is(capsys):
-    show.show_file("backward.cuh", " prepare(", 2)
+    show_file("backward.cuh", " prepare(", 2)
     title, first, _ = capsys.readouterr().out.splitlines()
     number = int(first[:4])
     assert title == f"backward.cuh, lines {number} to {number + 1}" and "prepare(" in first
     with pytest.raises(ValueError, match="file is 'rung9.cu'"):
-        show.show_file("rung9.cu", "x")
+        show_file("rung9.cu", "x")
     with pytest.raises(ValueError, match="marker is 'nowhere'"):
-        show.show_file("backward.cu", "nowhere")
+        show_file("backward.cu", "nowhere")
 
 
 @pytest.mark.parametrize("Br, d", [(16, 16), (64, 64), (32, 128)])

@@ -3,10 +3,29 @@
 import difflib
 import re
 import textwrap
+from importlib import resources
 
 from attention_lib import gpu
 from attention_lib.gpu import ladder, recordings
-from attention_lib.inputs import check_positive_int
+from attention_lib.inputs import check_choice, check_positive_int
+
+
+def show_file(file, marker=None, lines=20):
+    """Print part of a file of gpu/kernels/, with its line numbers.
+
+    marker: text of the line to begin at, None for the top of the file. lines: how many, at most.
+    Raises ValueError for a file that is not there, or a marker that is not in it.
+    """
+    folder = resources.files("attention_lib.gpu") / "kernels"
+    check_choice("file", file, sorted(x.name for x in folder.iterdir()))
+    check_positive_int("lines", lines)
+    text = ladder._read(file).splitlines()
+    start = 0 if marker is None else next((n for n, x in enumerate(text) if marker in x), None)
+    if start is None:
+        raise ValueError(f"marker is {marker!r}; accepted: text of a line of {file}")
+    part = text[start : start + lines]
+    print(f"{file}, lines {start + 1} to {start + len(part)}")
+    print("\n".join(f"{start + n + 1:4} {x}".rstrip() for n, x in enumerate(part)))
 
 
 def show_kernel(name, marker=None, lines=20):
@@ -19,13 +38,8 @@ def show_kernel(name, marker=None, lines=20):
     check_positive_int("lines", lines)
     file = ladder.rung(name).file
     for f in (file, *re.findall(r'#include "(\w+\.cuh)"', ladder._read(file))):
-        text = ladder._read(f).splitlines()
-        start = 0 if marker is None else next((n for n, x in enumerate(text) if marker in x), None)
-        if start is not None:
-            part = text[start : start + lines]
-            print(f"{f}, lines {start + 1} to {start + len(part)}")
-            print("\n".join(f"{start + n + 1:4} {x}".rstrip() for n, x in enumerate(part)))
-            return
+        if marker is None or any(marker in x for x in ladder._read(f).splitlines()):
+            return show_file(f, marker, lines)
     raise ValueError(f"marker is {marker!r}; accepted: text of a line of {file} or its headers")
 
 

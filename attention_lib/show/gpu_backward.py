@@ -1,4 +1,4 @@
-"""Notebook 22: the backward kernels' source, a warp of one in numpy, its budget, and two pictures.
+"""Notebook 22: a warp of the backward kernels in numpy, its budget, and two pictures.
 
 `TRIES` is the log of what was tried with backward_wgmma.cu and not kept.
 """
@@ -8,13 +8,10 @@ import math
 import numpy as np
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from attention_lib.gpu import ladder
 from attention_lib.gpu.fragments import LANES, ldmatrix, mma, places
 from attention_lib.gpu.gradients import HEAD_DIMENSIONS
-from attention_lib.inputs import check_choice, check_positive_int
+from attention_lib.inputs import check_choice
 from attention_lib.show.style import COLOURS, new_figure
-
-FILES = ("backward.cu", "backward_wgmma.cu", "backward.cuh")
 
 # Notes taken while backward_wgmma.cu was tuned, one H200, 2026-11-29: what was changed, and what
 # became of its speed. The variants were not kept, so this is a log and no recording.
@@ -25,23 +22,6 @@ TRIES = (
     ("dS from P in float, not from P in 16 bits", "d = 128", "-2 to -15%"),
     ("dS from P in float, not from P in 16 bits", "d = 64", "registers spill"),
 )
-
-
-def show_file(file, marker, lines=20):
-    """Print part of a backward kernel's source, from the line with marker on.
-
-    file: a name of FILES; marker: text of a line; lines: how many, at most.
-    Raises ValueError for another file, or a marker that is not in it.
-    """
-    check_choice("file", file, FILES)
-    check_positive_int("lines", lines)
-    text = ladder._read(file).splitlines()
-    start = next((n for n, line in enumerate(text) if marker in line), None)
-    if start is None:
-        raise ValueError(f"marker is {marker!r}; accepted: text of a line of {file}")
-    part = text[start : start + lines]
-    print(f"{file}, lines {start + 1} to {start + len(part)}")
-    print("\n".join(f"{start + n + 1:4} {line}".rstrip() for n, line in enumerate(part)))
 
 
 # ---------------------------------------------------------------- one warp, in fragments
