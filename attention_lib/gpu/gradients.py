@@ -205,9 +205,13 @@ def run(lib, device, given, causal, deterministic, align, name):
     if kernel.box:
         boxes = (0, kernel.box(d)), (1, KEYS), (2, KEYS), (5, kernel.box(d))  # Q, K, V, dO
         maps = tuple(
-            hopper.tensor_map(lib.pointer(given[i]), dtype, about[i].shape, about[i].strides, rows)
-            for i, rows in boxes
+            hopper.tensor_map(lib.pointer(given[i]), dtype, about[i].shape, about[i].strides, box)
+            for i, box in boxes
         )
+        # L2 of each head is a row, then D of each; TMA copies a tile's part of a row.
+        shape, at = (1, 1, 2 * batch * heads, padded(Nq)), lib.pointer(work) + 4 * rows * d
+        strides = arrays.contiguous(shape)
+        maps += (hopper.tensor_map(at, "float32", shape, strides, 1, kernel.box(d)),)
 
     stream = lib.stream(device)
     case = d, dtype, bool(causal), bool(deterministic)

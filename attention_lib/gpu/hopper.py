@@ -12,15 +12,24 @@ from attention_lib.gpu import _require, ladder
 MATMUL_SHARED = 4 * 2 * 128 * 64 * 2 + 64  # four stages of A and B, and the barriers
 
 
+KINDS = {  # what TMA calls a dtype, bytes of an element
+    "float16": ("FLOAT16", 2),
+    "bfloat16": ("BFLOAT16", 2),
+    "float32": ("FLOAT32", 4),
+}
+
+
 @functools.lru_cache(maxsize=1024)
-def tensor_map(pointer, dtype, shape, strides, rows):
-    """The map of a tensor (batch, heads, N, d) of 16-bit numbers: boxes of `rows` x 64 columns,
-    swizzled. strides: elements. Returns a NumPy array that CuPy passes by value. Raises ValueError.
+def tensor_map(pointer, dtype, shape, strides, rows, columns=64):
+    """The map of a tensor (batch, heads, N, d): boxes of `rows` x `columns`, swizzled if their rows
+    have 128 bytes. dtype: one of KINDS. strides: elements. Returns a NumPy array that CuPy passes
+    by value. Raises ValueError.
     """
     import numpy as np
     from cuda.bindings import driver
 
-    kind = "BFLOAT16" if dtype == "bfloat16" else "FLOAT16"
+    kind, size = KINDS[dtype]
+    swizzle = "128B" if columns * size == 128 else "NONE"
     error, made = driver.cuTensorMapEncodeTiled(
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
         4,
@@ -28,13 +37,13 @@ def tensor_map(pointer, dtype, shape, strides, rows):
         [driver.cuuint64_t(n) for n in reversed(shape)],
         # In bytes, without the innermost. That of an axis of 1 is never used, but it is checked.
         [
-            driver.cuuint64_t(2 * (s if n > 1 else shape[-1]))
+            driver.cuuint64_t(size * (s if n > 1 else shape[-1]))
             for s, n in zip(reversed(strides[:3]), reversed(shape[:3]), strict=True)
         ],
-        [driver.cuuint32_t(n) for n in (64, rows, 1, 1)],
+        [driver.cuuint32_t(n) for n in (columns, rows, 1, 1)],
         [driver.cuuint32_t(1)] * 4,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

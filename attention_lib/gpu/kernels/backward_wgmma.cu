@@ -66,7 +66,7 @@ struct Tile {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 keys(const Params p, const Gradients g, const __grid_constant__ TensorMap Q_map,
      const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
-     const __grid_constant__ TensorMap dO_map) {
+     const __grid_constant__ TensorMap dO_map, const __grid_constant__ TensorMap L2_D_map) {
     extern __shared__ __align__(1024) char memory[];
     Shared &s = *(Shared *)memory;
     int blocks = (p.Nk + Bc - 1) / Bc, kv_heads = p.heads / p.group;
@@ -96,17 +96,18 @@ keys(const Params p, const Gradients g, const __grid_constant__ TensorMap Q_map,
             tma_load(s.V[y], &V_map, &s.V_full, 64 * y, col0, kv, b);
         }
         for (int j = 0; j < tiles; j++, x.next(p.Nq)) {
-            int i = j % STAGES, parity = j / STAGES % 2, head = b * p.heads + x.h;
+            int i = j % STAGES, parity = j / STAGES % 2;
+            int L2_row = b * p.heads + x.h, D_row = p.batch * p.heads + L2_row;
             wait(&s.Q_empty[i], parity ^ 1);
             arrive_expecting(&s.Q_full[i], sizeof(s.Q[i]) + sizeof(s.L2[i]));
             for (int y = 0; y < HALVES; y++)
                 tma_load(s.Q[i][y], &Q_map, &s.Q_full[i], 64 * y, x.row0, x.h, b);
-            bulk_load(s.L2[i], L2_of(p, head) + x.row0, sizeof(s.L2[i]), &s.Q_full[i]);
+            tma_load(s.L2[i], &L2_D_map, &s.Q_full[i], x.row0, L2_row, 0, 0);
             wait(&s.dO_empty[i], parity ^ 1);
             arrive_expecting(&s.dO_full[i], sizeof(s.dO[i]) + sizeof(s.D[i]));
             for (int y = 0; y < HALVES; y++)
                 tma_load(s.dO[i][y], &dO_map, &s.dO_full[i], 64 * y, x.row0, x.h, b);
-            bulk_load(s.D[i], D_of(p, head) + x.row0, sizeof(s.D[i]), &s.dO_full[i]);
+            tma_load(s.D[i], &L2_D_map, &s.dO_full[i], x.row0, D_row, 0, 0);
         }
         return;
     }

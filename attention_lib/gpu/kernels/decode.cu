@@ -205,30 +205,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Params p, 
             if (lane < WARPS) w.m[lane][row] = most, w.l[lane][row] = sum;  // of every fourth state
         }
         __syncthreads();
-        const int AT_ONCE = 4;  // reads under way: of so many columns, from so many states
-        for (int x0 = 4 * lane; x0 < rows * HEAD; x0 += AT_ONCE * 128) {
-            const float *O_others = O_slots + (i64)first * rows * HEAD;
-            float4 sum[AT_ONCE] = {};
-            for (int y0 = warp; y0 < size; y0 += AT_ONCE * WARPS) {
-                float4 other[AT_ONCE][AT_ONCE];
+        // Reads wait long and registers are many: 4 columns of 4 states at a time, all under way. What
+        // is out of range is read again with factor 0: a condition would make the reads wait in turn.
+        const float *O_others = O_slots + (i64)first * rows * HEAD;
+        for (int x0 = 4 * lane; x0 < rows * HEAD; x0 += 4 * 128) {
+            float4 sum[4] = {};
+            for (int y0 = warp; y0 < size; y0 += 4 * WARPS) {
+                float4 other[4][4];
                 #pragma unroll
-                for (int i = 0; i < AT_ONCE * AT_ONCE; i++) {
-                    int x = x0 + i % AT_ONCE * 128, y = y0 + i / AT_ONCE * WARPS;
-                    bool there = x < rows * HEAD && y < size;
-                    other[i / AT_ONCE][i % AT_ONCE] = there
-                        ? __ldcg((const float4 *)(O_others + y * rows * HEAD + x)) : make_float4(0.f, 0.f, 0.f, 0.f);
+                for (int i = 0; i < 16; i++) {
+                    int x = min(x0 + i % 4 * 128, rows * HEAD - 4), y = min(y0 + i / 4 * WARPS, size - 1);
+                    other[i / 4][i % 4] = __ldcg((const float4 *)(O_others + y * rows * HEAD + x));
                 }
                 #pragma unroll
-                for (int i = 0; i < AT_ONCE * AT_ONCE; i++) {
-                    int x = x0 + i % AT_ONCE * 128, y = y0 + i / AT_ONCE * WARPS;
-                    float4 &to = sum[i % AT_ONCE], z = other[i / AT_ONCE][i % AT_ONCE];
-                    if (x >= rows * HEAD || y >= size) continue;
-                    float factor = w.others[y * rows + x / HEAD].x;
+                for (int i = 0; i < 16; i++) {
+                    int x = min(x0 + i % 4 * 128, rows * HEAD - 4), y = y0 + i / 4 * WARPS;
+                    float factor = y < size ? w.others[y * rows + x / HEAD].x : 0.f;
+                    float4 &to = sum[i % 4], z = other[i / 4][i % 4];
                     to.x += factor * z.x, to.y += factor * z.y, to.z += factor * z.z, to.w += factor * z.w;
                 }
             }
             #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
+            for (int i = 0; i < 4; i++) {
                 int x = x0 + i * 128;
                 if (x < rows * HEAD) *(float4 *)(&w.O[warp][0][0] + x) = sum[i];
             }

@@ -38,8 +38,8 @@ __device__ __forceinline__ void wait(Barrier *b, int parity) {
         "@!done bra again;\n}" :: "r"(shared_address(b)), "r"(parity) : "memory");
 }
 
-// ---- TMA: one thread asks for a box of 64 columns of a tensor. The copy engine swizzles its rows of
-// 128 bytes, fills what lies outside with zeros, and counts the bytes at the barrier.
+// ---- TMA: one thread asks for a box of a tensor. The copy engine swizzles rows of 128 bytes, fills
+// what lies outside with zeros, and counts the bytes at the barrier.
 __device__ __forceinline__ void tma_load(void *to, const TensorMap *map, Barrier *b, int column,
                                          int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -67,13 +67,6 @@ __device__ __forceinline__ void tma_stores_read() {
 // What this thread wrote to shared memory will be seen by the copy engine and by wgmma.
 __device__ __forceinline__ void fence_for_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// A run of bytes, without a tensor map: addresses and size are multiples of 16.
-__device__ __forceinline__ void bulk_load(void *to, const void *from, int bytes, Barrier *b) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[%0], [%1], %2, [%3];"
-        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 
 // to += from, float by float, added where the L2 cache keeps `to`. Fence and wait as for tma_store.

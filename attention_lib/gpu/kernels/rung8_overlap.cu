@@ -46,7 +46,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
     int total = (p.Nq + Br - 1) / Br * p.batch * p.heads;
 
     if (threadIdx.x == 0) {
-        for (int w = 0; w < READERS; w++) init(&s.Q_full[w], 1), init(&s.Q_empty[w], 1);
+        for (int w = 0; w < READERS; w++) init(&s.Q_full[w], 1), init(&s.Q_empty[w], 128);
         for (int i = 0; i < STAGES; i++) {
             init(&s.K_full[i], 1), init(&s.K_empty[i], READERS);
             init(&s.V_full[i], 1), init(&s.V_empty[i], READERS);
@@ -116,7 +116,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
             wgmma_commit();
             wgmma_wait<0>();
             if (leader) arrive(&s.K_empty[i % STAGES]);
-            if (leader && col0 == 0) arrive(&s.Q_empty[w]);
+            if (col0 == 0) arrive(&s.Q_empty[w]);  // each thread: each has read s.work
             rows.hide(S, col0);
             rows.softmax(S, c);
             as_weights(P, S);
@@ -135,7 +135,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
                 named_arrive(1 + (w + 1) % READERS, 256);  // the next reader's turn
                 wgmma_wait<1>();                           // S is there; O is not
                 if (leader) arrive(&s.K_empty[now]);
-                if (leader && col0 == 0) arrive(&s.Q_empty[w]);
+                if (col0 == 0) arrive(&s.Q_empty[w]);
                 rows.hide(S, col0);
                 rows.softmax(S, c);
                 wgmma_wait<0>();
@@ -151,8 +151,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
             if (leader) arrive(&s.V_empty[i % STAGES]);
             i++;
         } else {
-            named_wait(1 + READERS + w, 128);  // the whole warpgroup has read s.work
-            if (leader) arrive(&s.Q_empty[w]);
+            arrive(&s.Q_empty[w]);
         }
 
         // store: O through shared memory, so that the next block can begin while it is copied.
