@@ -15,11 +15,14 @@ from attention_lib.gpu import arrays, ladder
 from attention_lib.inputs import ALIGN, check_bool, check_choice
 
 FILE, THREADS, KEYS, ROWS = "decode.cu", 128, 64, 16  # keys of a tile; rows of Q in one
-COUNTERS, MERGED = 4096, 2048  # as in decode.cu
-START, MEET = 2, 3  # what a block's start costs, and a merge, in tiles of keys
+COUNTERS = 4096  # as in decode.cu
+# Blocks that read each other's shared memory, and how much longer they read the cache: a cluster
+# lies in one part of the chip, where some SMs stay empty. Measured on an H200, as JOIN and MEET.
+CLUSTERS = {1: 1.0, 2: 1.02, 4: 1.1, 8: 1.2}
+JOIN, MEET = 1, 2.5  # a merge in a cluster, and one through memory, in the time of a tile of keys
 SPLITS = np.dtype(  # struct Splits of decode.cu
     [("table", "u8"), ("lengths", "u8")]
-    + [(name, "i4") for name in ("splits", "radix", "slots", "table_row", "page_size")],
+    + [(name, "i4") for name in ("splits", "table_row", "page_size")],
     align=True,
 )
 
@@ -47,45 +50,35 @@ def stages(d, block, sm):
     raise ValueError(f"Q has d = {d}: {need} bytes of shared memory; accepted here: {block}")
 
 
-def merging(splits, rows):
-    """(cost in tiles, radix) of the cheaper way to merge: all splits at once, or in two levels."""
-    ways = []
-    for radix in (splits, math.isqrt(splits - 1) + 1):
-        n, cost = splits, 0.0
-        while n > 1:
-            cost += MEET + min(radix, n) * rows / KEYS
-            n = -(-n // radix)
-        if radix * rows <= MERGED:
-            ways.append((cost, radix))
-    return min(ways)
+def duration(heads, tiles, rows, sms, splits, cluster):
+    """How long a call takes, in the time in which an SM reads a tile of keys: a model.
+
+    heads: KV heads of the batch. tiles: of 64 keys. rows: of Q, for each. splits: parts of the keys
+    of a head, each a block of threads. cluster: blocks that merge theirs in shared memory.
+    """
+    clusters = splits // cluster
+    reading = -(-heads * splits // sms) * -(-tiles // splits) * CLUSTERS[cluster]
+    merging = JOIN * (cluster > 1)
+    if clusters > 1:  # eight reads at a time, and 128 threads with 4 columns each
+        merging += MEET * -(-clusters // 8) * -(-rows // (4 * cluster))
+    return reading + merging
 
 
 @functools.lru_cache(maxsize=1024)
-def cut(heads, tiles, rows, places):
-    """(splits, radix): the parts of the keys of each of `heads` KV heads, and how many results a
-    block merges. tiles: of 64 keys. places: blocks that the GPU runs at once.
+def cut(heads, tiles, rows, sms, largest=1):
+    """(splits, cluster) of the least duration; see there. largest: cluster that the GPU can run.
 
-    Blocks that share a place run one after the other; the time of the last is the smallest here.
     Many splits fill the GPU, few are quick to merge.
     """
-
-    def time(splits):
-        rounds = -(-heads * splits // places)
-        return rounds * (START + -(-tiles // splits)) + merging(splits, rows)[0]
-
-    most = min(tiles, max(1, COUNTERS // 2 // heads), 512)
-    splits = min(range(1, most + 1), key=time)
-    splits = -(-tiles // -(-tiles // splits))  # so that none is empty
-    return splits, merging(splits, rows)[1]
-
-
-def slots(splits, radix):
-    """States of a head in work memory: of the splits, then of the groups of each level."""
-    total = n = splits
-    while n > 1:
-        n = -(-n // radix)
-        total += n
-    return total
+    ways = []
+    for cluster in CLUSTERS:
+        # Two blocks share an SM well; two large clusters do not.
+        most = (2 if cluster <= 2 else 1) * sms // heads // cluster
+        if cluster == 1:
+            most = max(1, most)
+        if cluster <= min(largest, tiles):
+            ways += [(n * cluster, cluster) for n in range(1, min(most, tiles // cluster) + 1)]
+    return min(ways, key=lambda way: (duration(heads, tiles, rows, sms, *way), way))
 
 
 # ---------------------------------------------------------------- what a call needs
@@ -109,12 +102,12 @@ class Plan:
 
 
 @functools.cache
-def compiled(index, d, dtype, causal, paged, stages):
+def compiled(index, d, dtype, causal, paged, stages, cluster):
     """The kernel for one case, on the GPU with this index, compiled on first use."""
     import cupy as cp
 
     given = ladder.options(d, dtype, causal, shared(d, stages))
-    given += (f"-DPAGED={int(paged)}", f"-DSTAGES={stages}")
+    given += (f"-DPAGED={int(paged)}", f"-DSTAGES={stages}", f"-DCLUSTER={cluster}")
     function = cp.RawModule(code=ladder.read(FILE), options=given).get_function("decode")
     function.max_dynamic_shared_size_bytes = shared(d, stages)
     return function.kernel
@@ -174,25 +167,26 @@ def plan(lib, Q, K, V, causal, align, table, lengths, thread):
         return Plan(copied=True)
 
     about = cp.cuda.Device(Q.device).attributes
-    ahead, blocks = stages(
-        d, about["MaxSharedMemoryPerBlockOptin"], about["MaxSharedMemoryPerMultiprocessor"]
-    )
     # From `seen` on no query sees a key.
     seen = min(Nk, Nq) if causal and align == "upper-left" else Nk
-    places, kv_all = blocks * about["MultiProcessorCount"], batch * kv_heads
-    parts, radix = cut(kv_all, -(-seen // KEYS), rows, places)
+    sms, kv_all = about["MultiProcessorCount"], batch * kv_heads
+    largest = 8 if int(cp.cuda.Device(Q.device).compute_capability) >= 90 else 1
+    parts, cluster = cut(kv_all, -(-seen // KEYS), rows, sms, largest)
+    ahead, _ = stages(
+        d, about["MaxSharedMemoryPerBlockOptin"], about["MaxSharedMemoryPerMultiprocessor"]
+    )
     if kv_all * parts >= 2**31:
         raise ValueError(f"Q has shape {Q.shape}: {kv_all} KV heads; accepted: fewer than 2**31")
 
     splits = np.zeros(1, SPLITS)
-    splits["splits"], splits["radix"], splits["slots"] = parts, radix, slots(parts, radix)
+    splits["splits"] = parts
     if paged:
         splits["table_row"], splits["page_size"] = table.strides[0], K.shape[2]
     whole = [replace(x, shape=(batch, kv_heads, Nk, d)) for x in (K, V)]  # without pages: as it is
     params = launch.parameters(Q, *whole, align)
     params, splits = params.view(np.uint64), splits.view(np.uint64)
     with cp.cuda.Device(Q.device):
-        function = compiled(Q.device, d, Q.dtype.name, bool(causal), paged, ahead)
+        function = compiled(Q.device, d, Q.dtype.name, bool(causal), paged, ahead, cluster)
     return Plan(
         function=function,
         grid=(kv_all * parts,),
@@ -200,7 +194,7 @@ def plan(lib, Q, K, V, causal, align, table, lengths, thread):
         params=params,
         splits=splits,
         arguments=tuple(cp.cuda.function.CPointer(x.ctypes.data) for x in (params, splits)),
-        work=kv_all * slots(parts, radix) * rows * (d + 2) if parts > 1 else 0,
+        work=kv_all * rows * parts // cluster * (d + 2 * cluster) if parts > cluster else 0,
     )
 
 

@@ -3,13 +3,15 @@
 // Source: Flash-Decoding (the merge of FlashAttention-2's state, over splits of the keys). The idea:
 // with one query there is one block of Q for each head, far fewer than SMs, and every byte of K and V
 // is used once: the time is that of reading the cache. So each block of threads takes a part of the
-// keys. The last block of a head to finish merges the states (m, l, O) of all; many splits merge in
-// two levels, each group of `radix` by its last block. One launch, and the order of the sums is that
-// of the splits, whoever comes last. The queries of all heads that share K and V are the rows of one
-// tile (GQA packing), so the cache is read once for the whole group.
+// keys, and the states (m, l, O) are merged three times, by the same function: those of the warps;
+// those of the blocks of a cluster, who read each other's shared memory (Hopper; CLUSTER is 1 on other
+// GPUs); and, if a head has more than one cluster, those of the clusters, through memory, by the last
+// block to come. Each block of a cluster merges its own slice of the columns. One launch, and the
+// order of the sums is that of the keys, whoever comes last. The queries of all heads that share K
+// and V are the rows of one tile (GQA packing), so the cache is read once for the whole group.
 // PAGED: K and V are (pages, kv heads, page_size, d), and a block table says whose pages they are.
-// p.work: COUNTERS counters, all zero, and again so at the end; O in float (batch, kv heads, slots,
-// rows, d); m, l (..., slots, rows). Slots: the splits, then the groups of each level.
+// p.work: COUNTERS counters, all zero, and again so at the end; O in float (batch, kv heads, clusters,
+// rows, d); m, l (batch, kv heads, clusters, CLUSTER, rows): each slice has its own.
 // Here p.group is how many heads share K and V, and p.batch, p.heads are those of Q.
 
 #include "common.cuh"
@@ -21,23 +23,27 @@
 #ifndef STAGES
 #define STAGES (HEAD <= 64 ? 6 : 3)
 #endif
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 
 struct Splits {
     const int *table, *lengths;  // PAGED: (batch, pages of a sequence), and keys of each sequence
-    int splits, radix, slots, table_row, page_size;
+    int splits, table_row, page_size;
 };
 
 const int WARPS = 4, THREADS = 32 * WARPS, Bc = 16 * WARPS, ROWS = 16;  // 16 keys a warp and tile
 const int STEPS = HEAD / 16, PIECES = HEAD / 8, PASS = THREADS / PIECES;
-const int COUNTERS = 4096, MERGED = 2048;  // rows of O, of all splits, that a block merges at once
+const int COUNTERS = 4096;
 
 struct Shared {
     T Q[ROWS][HEAD], K[STAGES][Bc][HEAD], V[STAGES][Bc][HEAD];
 };
 struct Partials {  // states of the warps, once the tiles are no longer needed
-    float O[WARPS][ROWS][HEAD], m[WARPS][ROWS], l[WARPS][ROWS];
-    float2 others[MERGED];  // m and l of other blocks; m turns into the factor
+    float O[WARPS][ROWS][HEAD];  // then that of the block in the first
+    float2 ml[WARPS][ROWS], block[ROWS];
 };
+static_assert(HEAD % (4 * CLUSTER) == 0);
 static_assert(sizeof(Shared) <= SHARED && sizeof(Partials) <= sizeof(Shared));
 
 __device__ __forceinline__ u32 at(T (*tile)[HEAD], int r, int c) {
@@ -50,8 +56,59 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// 4 columns of a row of a state, and m and l of that row.
+struct Piece {
+    float2 ml;
+    float4 O;
+};
+
+// A piece of `size` states together; get(y): that of state y. AT_ONCE reads are under way: what is not
+// there is read again, with factor 0, since a condition would make the reads wait in turn.
+template <int AT_ONCE, class Get> __device__ __forceinline__ Piece merge(int size, float c, Get get) {
+    Piece sum = {make_float2(-INFINITY, 0.f), make_float4(0.f, 0.f, 0.f, 0.f)};
+    for (int y = 0; y < size; y += AT_ONCE) {
+        Piece x[AT_ONCE];
+        float most = sum.ml.x;
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) x[i] = get(min(y + i, size - 1));
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) most = fmaxf(most, x[i].ml.x);
+        float rescale = exp2_fast((sum.ml.x - finite_or_zero(most)) * c);
+        sum.ml = make_float2(most, sum.ml.y * rescale);
+        sum.O.x *= rescale, sum.O.y *= rescale, sum.O.z *= rescale, sum.O.w *= rescale;
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            float factor = y + i < size ? exp2_fast((x[i].ml.x - finite_or_zero(most)) * c) : 0.f;
+            sum.ml.y += factor * x[i].ml.y;
+            sum.O.x += factor * x[i].O.x, sum.O.y += factor * x[i].O.y;
+            sum.O.z += factor * x[i].O.z, sum.O.w += factor * x[i].O.w;
+        }
+    }
+    return sum;
+}
+
+#if CLUSTER > 1
+#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+// Where block `rank` of this cluster keeps what this block keeps at p, in shared memory.
+template <class X> __device__ __forceinline__ const X *of_block(const X *p, int rank) {
+    const X *there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+#define OF_CLUSTER
+#endif
+
 // Row r of the tile is query r % Nq of head r / Nq of the group.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Params p, const Splits how) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) OF_CLUSTER decode(const Params p, const Splits how) {
     extern __shared__ __align__(1024) char memory[];
     Shared &s = *(Shared *)memory;
     int kv_heads = p.heads / p.group, kv_head = blockIdx.x / how.splits, part = blockIdx.x % how.splits;
@@ -148,88 +205,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Params p, 
         #pragma unroll
         for (int n = 0; n < 2 * STEPS; n++)
             *(float2 *)&w.O[warp][row][8 * n + 2 * t] = make_float2(O[n][2 * r], O[n][2 * r + 1]);
-        if (t == 0) w.m[warp][row] = m[r], w.l[warp][row] = sum;
+        if (t == 0) w.ml[warp][row] = make_float2(m[r], sum);
     }
+    __syncthreads();
 
-    i64 all = (i64)p.batch * kv_heads * how.slots * rows, own = (i64)kv_head * how.slots * rows;
-    float *O_slots = (float *)p.work + COUNTERS + own * HEAD;
-    float2 *slots = (float2 *)((float *)p.work + COUNTERS + all * HEAD) + own;
-    u32 *counters = (u32 *)p.work + kv_head * how.slots;
+    // Three merges. x: a column in the line of all rows; this block's slice of them begins at `from`.
+    int rank = part % CLUSTER, cluster = part / CLUSTER, clusters = how.splits / CLUSTER;
+    int slice = rows * HEAD / CLUSTER, from = rank * slice;
+    i64 own = (i64)kv_head * clusters * rows, all = (i64)p.batch * kv_heads * clusters * rows;
+    float *O_parts = (float *)p.work + COUNTERS + own * HEAD;
+    float2 *ml_parts = (float2 *)((float *)p.work + COUNTERS + all * HEAD) + own * CLUSTER;
 
-    // A level: n states of this head, in slots from `base` on; this block has the one in `slot`.
-    for (int base = 0, slot = part, n = how.splits;;) {
-        __syncthreads();
-        for (int x = threadIdx.x; x < rows * HEAD; x += THREADS) {
-            int row = x / HEAD, col = x % HEAD;
-            float most = -INFINITY, sum = 0.f, O_sum = 0.f;
-            #pragma unroll
-            for (int i = 0; i < WARPS; i++) most = fmaxf(most, w.m[i][row]);
-            #pragma unroll
-            for (int i = 0; i < WARPS; i++) {
-                float factor = exp2_fast((w.m[i][row] - finite_or_zero(most)) * c);
-                sum += factor * w.l[i][row], O_sum += factor * w.O[i][row][col];
-            }
-            if (n == 1) {
-                int h = kv * p.group + row / p.Nq, i = row % p.Nq;
-                head_of(p.O, b, h)[i * p.O.row + col] = from_float(O_sum * inverse_or_zero(sum));
-                if (p.L && col == 0)
-                    p.L[(i64)(b * p.heads + h) * p.Nq + i] = most * p.scale + logf(sum);
-            } else {
-                O_slots[slot * rows * HEAD + x] = O_sum;
-                if (col == 0) slots[slot * rows + row] = make_float2(most, sum);
-            }
-        }
-        if (n == 1) return;
+    auto store = [&](int x, Piece sum) {
+        int row = x / HEAD, col = x % HEAD, h = kv * p.group + row / p.Nq, i = row % p.Nq;
+        float inverse = inverse_or_zero(sum.ml.y);
+        *(uint2 *)(head_of(p.O, b, h) + i * p.O.row + col) = make_uint2(
+            pack(sum.O.x * inverse, sum.O.y * inverse), pack(sum.O.z * inverse, sum.O.w * inverse));
+        if (p.L && col == 0)
+            p.L[(i64)(b * p.heads + h) * p.Nq + i] = sum.ml.x * p.scale + logf(sum.ml.y);
+    };
+    auto store_part = [&](int x, Piece sum) {
+        if (clusters == 1) return store(x, sum);
+        *(float4 *)(O_parts + (i64)cluster * rows * HEAD + x) = sum.O;
+        if (x % HEAD == 0 || x == from) ml_parts[(cluster * CLUSTER + rank) * rows + x / HEAD] = sum.ml;
+    };
 
-        int group = (slot - base) / how.radix, first = base + group * how.radix;
-        int size = min(how.radix, base + n - first);
-        base += n, slot = base + group, n = (n + how.radix - 1) / how.radix;
-        __threadfence();
-        __syncthreads();  // atomicInc wraps to 0 after size - 1
-        bool last = threadIdx.x == 0 && atomicInc(counters + slot, size - 1) == size - 1;
-        if (!__syncthreads_or(last)) return;
-        __threadfence();
-
-        for (int x = threadIdx.x; x < size * rows; x += THREADS)
-            w.others[x] = __ldcg(slots + first * rows + x);
-        __syncthreads();
-        for (int row = warp; row < rows; row += WARPS) {
-            float most = -INFINITY, sum = 0.f;
-            for (int x = lane; x < size; x += 32) most = fmaxf(most, w.others[x * rows + row].x);
-            for (int y = 16; y > 0; y /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, y));
-            for (int x = lane; x < size; x += 32) {
-                float2 &other = w.others[x * rows + row];
-                sum += other.y * (other.x = exp2_fast((other.x - finite_or_zero(most)) * c));
-            }
-            for (int y = 16; y >= WARPS; y /= 2) sum += __shfl_xor_sync(~0u, sum, y);
-            if (lane < WARPS) w.m[lane][row] = most, w.l[lane][row] = sum;  // of every fourth state
-        }
-        __syncthreads();
-        // Reads wait long and registers are many: 4 columns of 4 states at a time, all under way. What
-        // is out of range is read again with factor 0: a condition would make the reads wait in turn.
-        const float *O_others = O_slots + (i64)first * rows * HEAD;
-        for (int x0 = 4 * lane; x0 < rows * HEAD; x0 += 4 * 128) {
-            float4 sum[4] = {};
-            for (int y0 = warp; y0 < size; y0 += 4 * WARPS) {
-                float4 other[4][4];
-                #pragma unroll
-                for (int i = 0; i < 16; i++) {
-                    int x = min(x0 + i % 4 * 128, rows * HEAD - 4), y = min(y0 + i / 4 * WARPS, size - 1);
-                    other[i / 4][i % 4] = __ldcg((const float4 *)(O_others + y * rows * HEAD + x));
-                }
-                #pragma unroll
-                for (int i = 0; i < 16; i++) {
-                    int x = min(x0 + i % 4 * 128, rows * HEAD - 4), y = y0 + i / 4 * WARPS;
-                    float factor = y < size ? w.others[y * rows + x / HEAD].x : 0.f;
-                    float4 &to = sum[i % 4], z = other[i / 4][i % 4];
-                    to.x += factor * z.x, to.y += factor * z.y, to.z += factor * z.z, to.w += factor * z.w;
-                }
-            }
-            #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int x = x0 + i * 128;
-                if (x < rows * HEAD) *(float4 *)(&w.O[warp][0][0] + x) = sum[i];
-            }
+    for (int x = 4 * threadIdx.x; x < rows * HEAD; x += 4 * THREADS) {
+        Piece sum = merge<WARPS>(WARPS, c, [&](int y) {
+            return Piece{w.ml[y][x / HEAD], *(float4 *)(w.O[y][0] + x)};
+        });
+        if (CLUSTER == 1) {
+            store_part(x, sum);
+        } else {
+            *(float4 *)(w.O[0][0] + x) = sum.O;
+            if (x % HEAD == 0) w.block[x / HEAD] = sum.ml;
         }
     }
+#if CLUSTER > 1
+    cluster_arrive(), cluster_wait();
+    for (int x = from + 4 * threadIdx.x; x < from + slice; x += 4 * THREADS)
+        store_part(x, merge<CLUSTER>(CLUSTER, c, [&](int y) {
+            return Piece{*of_block(&w.block[x / HEAD], y), *of_block((float4 *)(w.O[0][0] + x), y)};
+        }));
+    cluster_arrive();
+#endif
+    if (clusters > 1) {
+        u32 *counter = (u32 *)p.work + kv_head * CLUSTER + rank;
+        __threadfence();
+        __syncthreads();  // atomicInc wraps to 0 after clusters - 1
+        bool last = threadIdx.x == 0 && atomicInc(counter, clusters - 1) == clusters - 1;
+        if (__syncthreads_or(last)) {
+            __threadfence();
+            for (int x = from + 4 * threadIdx.x; x < from + slice; x += 4 * THREADS)
+                store(x, merge<8>(clusters, c, [&](int y) {
+                    return Piece{__ldcg(ml_parts + (y * CLUSTER + rank) * rows + x / HEAD),
+                                 __ldcg((float4 *)(O_parts + (i64)y * rows * HEAD + x))};
+                }));
+        }
+    }
+#if CLUSTER > 1
+    cluster_wait();  // until all have read this block's memory
+#endif
 }

@@ -46,7 +46,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
     int total = (p.Nq + Br - 1) / Br * p.batch * p.heads;
 
     if (threadIdx.x == 0) {
-        for (int w = 0; w < READERS; w++) init(&s.Q_full[w], 1), init(&s.Q_empty[w], 128);
+        for (int w = 0; w < READERS; w++) init(&s.Q_full[w], 1), init(&s.Q_empty[w], 4);
         for (int i = 0; i < STAGES; i++) {
             init(&s.K_full[i], 1), init(&s.K_empty[i], READERS);
             init(&s.V_full[i], 1), init(&s.V_empty[i], READERS);
@@ -94,13 +94,15 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
     take_registers<(READERS == 2 ? 232 : 160)>();  // a reader
     int w = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     bool leader = threadIdx.x % 128 == 0;
+    bool first = threadIdx.x % 32 == 0;  // of its warp: it reads s.work for all, and says when it has
     u32 Q = shared_address(s.Q[w]), K = shared_address(s.K), V = shared_address(s.V);
     float c = p.scale * 1.4426950408889634f;
     if (w == READERS - 1) named_arrive(1, 256);  // the first turn is that of reader 0
 
     for (int work = blockIdx.x, n = 0, i = 0; CAUSAL || work < total; n++, work += gridDim.x) {
         wait(&s.Q_full[w], n % 2);
-        if (CAUSAL) work = __shfl_sync(~0u, s.work, 0);  // the same in all lanes, and ptxas knows it
+        if (CAUSAL && first) work = s.work;
+        if (CAUSAL) work = __shfl_sync(~0u, work, 0);  // the same in all lanes, and ptxas knows it
         if (CAUSAL && work < 0) break;
         Work x = block_of_Q(p, work);
         int top = x.row0 + 64 * w, row = top + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -108,15 +110,29 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
         u32 P[Bc / 16][4];
         Rows rows(p, top, row);
 
-        if (x.tiles > 0) {
-            int col0 = (x.tiles - 1) * Bc;
+        int mine = x.tiles;
+        if (CAUSAL && Br > Bc) {  // tiles that this reader's 64 rows do not see: it lets them pass
+            mine = top < p.Nq ? min(mine, tiles_of(p, top, 64)) : 0;
+            for (int skip = x.tiles - mine; skip > 0; skip--, i++) {
+                wait(&s.K_full[i % STAGES], i / STAGES % 2);
+                wait(&s.V_full[i % STAGES], i / STAGES % 2);
+                if (mine > 0 || skip > 1)  // a block of n tiles has n - 1 turns
+                    named_wait(1 + w, 256), named_arrive(1 + (w + 1) % READERS, 256);
+                else
+                    named_wait(1 + READERS + w, 128);
+                if (leader) arrive(&s.K_empty[i % STAGES]), arrive(&s.V_empty[i % STAGES]);
+            }
+        }
+
+        if (mine > 0) {
+            int col0 = (mine - 1) * Bc;
             wait(&s.K_full[i % STAGES], i / STAGES % 2);
             wgmma_fence();
             score(S, Q, K + i % STAGES * TILE);
             wgmma_commit();
             wgmma_wait<0>();
             if (leader) arrive(&s.K_empty[i % STAGES]);
-            if (col0 == 0) arrive(&s.Q_empty[w]);  // each thread: each has read s.work
+            if (first && col0 == 0) arrive(&s.Q_empty[w]);
             rows.hide(S, col0);
             rows.softmax(S, c);
             as_weights(P, S);
@@ -135,7 +151,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
                 named_arrive(1 + (w + 1) % READERS, 256);  // the next reader's turn
                 wgmma_wait<1>();                           // S is there; O is not
                 if (leader) arrive(&s.K_empty[now]);
-                if (col0 == 0) arrive(&s.Q_empty[w]);
+                if (first && col0 == 0) arrive(&s.Q_empty[w]);
                 rows.hide(S, col0);
                 rows.softmax(S, c);
                 wgmma_wait<0>();
@@ -150,7 +166,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
             wgmma_wait<0>();
             if (leader) arrive(&s.V_empty[i % STAGES]);
             i++;
-        } else {
+        } else if (first) {
             arrive(&s.Q_empty[w]);
         }
 
