@@ -44,67 +44,71 @@ def test_a_d_that_does_not_fit_is_named():
         decoding.stages(256, 101_376, 102_400)
 
 
+@pytest.mark.parametrize("largest", [1, 8])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("heads", [1, 8, 32, 150, 1024, 5000])
 @pytest.mark.parametrize("tiles", [1, 2, 5, 64, 1000, 4096, 40_000])
-def test_no_split_is_empty_and_everything_fits(heads, tiles, rows):
-    splits, radix = decoding.cut(heads, tiles, rows, 264)
-    each = -(-tiles // splits)
-    assert (splits - 1) * each < tiles <= splits * each
-    assert splits == 1 or heads * decoding.slots(splits, radix) <= decoding.COUNTERS
-    assert radix * rows <= decoding.MERGED
+def test_a_cut_is_one_that_the_kernel_can_run(heads, tiles, rows, largest):
+    splits, cluster = decoding.cut(heads, tiles, rows, 132, largest)
+    assert cluster in (1, 2, 4, 8) and cluster <= largest
+    assert splits % cluster == 0 and 1 <= splits <= tiles
+    if splits > cluster:  # a counter for each slice of each head
+        assert heads * cluster <= decoding.COUNTERS
+    ways = list(decoding.ways(heads, tiles, 132, largest))
+    times = [decoding.duration(heads, tiles, rows, 132, *way) for way in ways]
+    assert decoding.duration(heads, tiles, rows, 132, splits, cluster) == min(times)
 
 
 def test_a_short_cache_is_not_split_and_a_long_one_fills_the_gpu():
-    assert decoding.cut(8, 2, 4, 264)[0] == 1
+    assert decoding.cut(8, 2, 4, 132, 8)[0] == 1
+    assert decoding.cut(150, 4096, 4, 132, 8)[0] == 1  # the batch fills it
     for heads in (1, 2, 8, 16, 64):
-        splits, _ = decoding.cut(heads, 4096, 4, 264)
-        rounds = math.ceil(heads * splits / 264)
-        assert rounds <= 2 and heads * splits >= 0.9 * 264 * rounds
-    splits, radix = decoding.cut(1, 4096, 16, 264)
-    assert radix < splits  # one block would be busy for long with 16 rows of each
+        splits, _ = decoding.cut(heads, 4096, 4, 132, 8)
+        assert 0.9 * 132 <= heads * splits <= 132
+    # With 16 rows a merge through memory is dear: clusters make few states of many.
+    splits, cluster = decoding.cut(1, 4096, 16, 132, 8)
+    assert cluster == 8 and splits > cluster
+    assert decoding.cut(1, 4096, 16, 132, 1)[0] < splits
 
 
-@pytest.mark.parametrize("splits, radix", [(1, 1), (2, 2), (5, 5), (17, 5), (256, 16), (250, 16)])
-def test_each_state_is_merged_once(splits, radix):
-    """The way of decode.cu through its slots, with sets of splits for states."""
-    states, base, n = [{s} for s in range(splits)], 0, splits
-    while n > 1:
-        groups = -(-n // radix)
-        for group in range(groups):
-            first = base + group * radix
-            members = states[first : first + min(radix, base + n - first)]
-            assert members and sum(map(len, members)) == len(set().union(*members))
-            states.append(set().union(*members))
-        base, n = base + n, groups
-    assert states[-1] == set(range(splits)) and len(states) == decoding.slots(splits, radix)
+def test_the_model_of_a_step_by_hand():
+    JOIN, MEET = decoding.JOIN, decoding.MEET
+    # One head, 64 tiles, 16 rows. A cluster of 8 blocks: 8 tiles each, 20% slower, and a merge.
+    assert decoding.duration(1, 64, 16, 132, 8, 8) == pytest.approx(8 * 1.2 + JOIN)
+    # 64 blocks: one tile each. Their 8 clusters merge through memory, in one trip.
+    assert decoding.duration(1, 64, 16, 132, 64, 8) == pytest.approx(1.2 + JOIN + MEET)
+    # Without clusters a thread has 16 columns of 64 states: 4 x 8 trips.
+    assert decoding.duration(1, 64, 16, 132, 64, 1) == pytest.approx(1 + MEET * 4 * 8)
+    # 200 heads share 132 SMs: two rounds.
+    assert decoding.duration(200, 64, 1, 132, 1, 1) == 2 * 64
 
 
 def test_the_constants_are_those_of_the_kernel():
     text = ladder.read(decoding.FILE)
-    assert f"COUNTERS = {decoding.COUNTERS}, MERGED = {decoding.MERGED};" in text
+    assert f"COUNTERS = {decoding.COUNTERS};" in text
     assert f"ROWS = {decoding.ROWS};" in text
     fields = [x for x in decoding.SPLITS.names if decoding.SPLITS[x].itemsize == 4]
     assert f"int {', '.join(fields)};" in text
 
 
 CASES = [
-    (architecture, chip, d, dtype, causal, paged)
+    (architecture, chip, d, dtype, causal, paged, cluster)
     for architecture, chip in (("sm_80", A100), ("sm_90", H200), ("sm_100", H200))
     for d in ladder.HEAD_DIMENSIONS
     for dtype in ladder.DTYPES
     for causal in (False, True)
     for paged in (0, 1)
+    for cluster in (decoding.CLUSTERS if architecture != "sm_80" and dtype == "float16" else (1,))
     if architecture == "sm_90" or (dtype == "float16" and paged == causal)
 ]
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture, chip, d, dtype, causal, paged", CASES)
-def test_it_compiles_without_a_spill(architecture, chip, d, dtype, causal, paged):
+@pytest.mark.parametrize("architecture, chip, d, dtype, causal, paged, cluster", CASES)
+def test_it_compiles_without_a_spill(architecture, chip, d, dtype, causal, paged, cluster):
     ahead, blocks = decoding.stages(d, **chip)
     given = ladder.options(d, dtype, causal, decoding.shared(d, ahead))
-    given += (f"-DPAGED={paged}", f"-DSTAGES={ahead}")
+    given += (f"-DPAGED={paged}", f"-DSTAGES={ahead}", f"-DCLUSTER={cluster}")
     _, log = nvrtc.compile_text(ladder.read(decoding.FILE), decoding.FILE, architecture, given)
     used = nvrtc.usage(log)
     assert set(used) == {"decode"} and used["decode"]["spill_bytes"] == 0

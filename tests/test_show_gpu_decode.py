@@ -1,10 +1,8 @@
 """Notebook 23: the models, the pictures, and what the recording of gpu.decode supports.
 
 The aim was 0.80 of a copy's rate at 64k and more keys, and never slower than torch's best backend.
-What the recording misses of it: the rate where few heads make the cache small (MQA, and 8 KV heads
-at d = 64 with 64k keys by a hair), and, by graph replay, torch's best (cuDNN) in most rows: by up
-to 10% with a row or four a KV head and long caches, by 1.2 to 3.6 times with short caches or 16
-rows, where the merge's reads wait for each other.
+The recording misses it in MQA, where 64k keys are 17 or 34 MB: a step then takes longer to start
+and to merge than to read. Beside torch's best it is within 2% or ahead, by either clock.
 """
 
 from pathlib import Path
@@ -14,14 +12,14 @@ import numpy as np
 import pytest
 
 from attention_lib import online
-from attention_lib.gpu import decoding, recordings
+from attention_lib.gpu import recordings
 from attention_lib.gpu.bench_decode import LENGTHS, best
 from attention_lib.hardware import GPUS
 from attention_lib.show import gpu_decode as picture
 
-RECORD = recordings.read("decode")
+RECORD, BEFORE = recordings.read("decode"), recordings.read("decode_before")
 ROWS, COPY = RECORD["rows"], RECORD["copy_gbs"]
-PLACES = picture.at_once(128)
+SMS = GPUS["H200"].sms
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +42,25 @@ def test_every_shape_was_measured_at_every_length():
         assert r["cache_bytes"] == 4 * r["batch"] * r["kv_heads"] * r["Nk"] * r["d"]
 
 
-def test_large_caches_are_read_at_the_rate_of_a_copy():
-    large = [r for r in ROWS if r["Nk"] >= 65_536 and r["cache_bytes"] >= 256 << 20]
-    assert len(large) >= 12 and {picture.rows_a_tile(r) for r in large} == {1, 4, 16}
-    assert all(share(r) >= 0.80 for r in large)
+def test_caches_of_64k_keys_and_more_are_read_at_the_rate_of_a_copy():
+    """At least 0.80 of it, with more than one head of K and V; or the cache is small."""
+    long = [r for r in ROWS if r["Nk"] >= 65_536]
+    assert all(share(r) >= 0.80 for r in long if r["kv_heads"] > 1)
+    slow = [r for r in long if share(r) < 0.80]
+    assert all(r["kv_heads"] == r["batch"] == 1 and r["cache_bytes"] < 140e6 for r in slow)
     assert all(share(r) * COPY * 1e9 < GPUS["H200"].bandwidth for r in ROWS)
 
 
-def test_from_python_no_row_is_more_than_a_few_percent_slower():
-    ratios = [r["ours"] / best(r)[0] for r in ROWS]
-    assert max(ratios) < 1.05 and np.median(ratios) < 0.6
-    assert all(x < 0.5 for x, r in zip(ratios, ROWS, strict=True) if r["Nk"] == 4096)
+@pytest.mark.parametrize("kind", ["", "_graph"])
+def test_it_is_not_slower_than_the_best_backend_by_more_than_two_percent(kind):
+    ratios = [r[f"ours{kind}"] / best(r, kind)[0] for r in ROWS]
+    assert max(ratios) < 1.025 and sum(x > 1 for x in ratios) <= 4
 
 
-def test_by_replay_long_caches_are_level_where_the_merge_is_short():
-    ratios = [
-        r["ours_graph"] / best(r, "_graph")[0]
-        for r in ROWS
-        if picture.rows_a_tile(r) <= 4 and r["Nk"] >= 65_536
-    ]
-    assert len(ratios) >= 10 and max(ratios) < 1.12
+def test_short_steps_are_faster_by_either_clock():
+    for r in ROWS:
+        if r["Nk"] == 4096:
+            assert r["ours"] < 0.9 * best(r)[0] and r["ours_graph"] < 0.95 * best(r, "_graph")[0]
 
 
 def test_with_four_queries_it_is_far_ahead():
@@ -71,54 +68,57 @@ def test_with_four_queries_it_is_far_ahead():
     assert max(four) < 0.95 and min(four) < 0.35
 
 
-def test_the_gap_grows_with_the_reads_of_the_merge():
-    """The claim that it is the merge: also d doubles it, and sixteen times the cache does not."""
-    points = picture.gaps([r for r in ROWS if r["Nk"] <= 65_536], PLACES)
-    reads, behind = np.array([p[0] for p in points]), np.array([p[1] for p in points])
-    assert np.corrcoef(reads, behind)[0, 1] > 0.9
-    mqa = {(r["d"], r["Nk"]): gap for _, gap, r in points if r["kv_heads"] == 1}
+def test_in_the_first_version_the_gap_was_the_merge():
+    """d doubled it, and sixteen times the cache did not; reads at once halved it."""
+    first, second, _ = picture.versions(BEFORE["rows"], ROWS)
+    gaps = [
+        {
+            (r["d"], r["Nk"]): r["ours_graph"] - best(r, "_graph")[0]
+            for r in rows
+            if r["kv_heads"] == 1
+        }
+        for _, rows in (first, second)
+    ]
     for Nk in LENGTHS[:3]:
-        assert 1.6 < mqa[128, Nk] / mqa[64, Nk] < 2.2
+        assert 1.6 < gaps[0][128, Nk] / gaps[0][64, Nk] < 2.2
+        for d in (64, 128):
+            assert 0.4 < gaps[1][d, Nk] / gaps[0][d, Nk] < 0.6
     for d in (64, 128):
-        assert mqa[d, 65_536] < 2 * mqa[d, 4096]
+        assert gaps[0][d, 65_536] < 2 * gaps[0][d, 4096]
+
+
+def test_the_versions_before_are_older_kernels_of_the_same_device():
+    names = [name for name, _ in picture.versions(BEFORE["rows"], ROWS)]
+    assert names[:2] == list(BEFORE["kernel_sha256"]) and len(names) == 3
+    assert RECORD["kernel_sha256"]["decode.cu"] not in BEFORE["kernel_sha256"].values()
+    assert all(BEFORE[k] == RECORD[k] for k in ("device", "driver", "torch", "cupy", "command"))
 
 
 # ---------------------------------------------------------------- the models
 
 
-@pytest.mark.parametrize("case", [(1, 256, 16), (8, 1024, 4), (32, 1024, 1), (512, 64, 4)])
-def test_cut_takes_the_least_of_the_modelled_times(case):
-    heads, tiles, rows = case
-    most = min(tiles, 512, max(1, decoding.COUNTERS // 2 // heads))
-    times = [picture.modelled(*case, PLACES, s) for s in range(1, most + 1)]
-    splits = decoding.cut(*case, PLACES)[0]
-    assert picture.modelled(*case, PLACES, splits) == pytest.approx(min(times))
-    assert (splits == 1) == (heads >= PLACES)
+def loops(splits, cluster, rows, d):
+    """The two loops of decode.cu, thread 0 of the first block, counted read by read."""
+    counts, clusters = [0, 0], splits // cluster
+    for where, states in enumerate((cluster, clusters)):
+        if states > 1:
+            for _ in range(0, rows * d // cluster, 4 * 128):
+                for _ in range(0, states, 8):
+                    counts[where] += 1
+    return tuple(counts)
 
 
-def merge_loop(splits, radix, rows, d):
-    """The last loop of decode.cu, one lane of warp 0, counted read by read: its longest level."""
-    reads, n = 0, splits
-    while n > 1:
-        size = min(radix, n)
-        for x in range(0, rows * d, 128):
-            for _ in range(0, size, 4):
-                reads += x < rows * d
-        n = -(-n // radix)
-    return reads
-
-
-@pytest.mark.parametrize("how", [(1, 1), (8, 8), (32, 32), (86, 10), (256, 16), (33, 6)])
+@pytest.mark.parametrize("how", [(1, 1), (8, 8), (8, 1), (32, 2), (64, 8), (128, 8), (33, 1)])
 @pytest.mark.parametrize("rows, d", [(1, 64), (4, 64), (16, 128), (3, 32)])
-def test_reads_are_those_of_the_loop(how, rows, d):
-    assert picture.reads_in_turn(*how, rows, d) == merge_loop(*how, rows, d)
+def test_trips_are_those_of_the_loops(how, rows, d):
+    assert picture.trips(*how, rows, d) == loops(*how, rows, d)
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="radix is 1; accepted: at least 2"):
-        picture.reads_in_turn(8, 1, 4, 64)
+    with pytest.raises(ValueError, match="splits is 12; accepted: a multiple of the cluster, 8"):
+        picture.trips(12, 8, 4, 64)
     with pytest.raises(ValueError, match="d must be|d is|d "):
-        picture.reads_in_turn(8, 8, 4, 0)
+        picture.trips(8, 8, 4, 0)
     with pytest.raises(ValueError, match=r"order is \[0, 0\]"):
         picture.last_block([online.start(1, 4)] * 2, [0, 0])
 
@@ -166,22 +166,37 @@ def test_the_line_of_reading_is_bytes_over_the_rate():
     assert sum(len(line.get_xdata()) for line in ax.lines[:-1]) == len(ROWS)
 
 
-def test_the_choice_lies_on_its_curve():
-    ax = picture.draw_cut({"a": (8, 1024, 4), "b": (1, 256, 16)}, PLACES).axes[0]
-    for curve, point in zip(ax.lines[::2], ax.lines[1::2], strict=True):
-        x, y = point.get_data()
-        assert dict(zip(*curve.get_data(), strict=True))[x[0]] == y[0]
+def test_the_choice_lies_on_its_curve_and_nothing_below_it():
+    cases = {"a": (8, 1024, 4), "b": (1, 256, 16)}
+    ax = picture.draw_cut(cases, SMS).axes[0]
+    for without, curve, point in zip(*(ax.lines[k::3] for k in range(3)), strict=True):
+        (x,), (y,) = point.get_data()
+        assert dict(zip(*curve.get_data(), strict=True))[x] == y
+        assert y == min(*curve.get_ydata(), *without.get_ydata())
 
 
-def test_lengths_and_gaps_show_the_rows_they_get():
+def test_a_cluster_has_each_slice_once():
+    before, after = picture.draw_slices(4).axes
+    assert len(before.patches) == len(after.patches) == 16
+    mine = [p.get_xy() for p in after.patches if p.get_facecolor()[:3] != (1, 1, 1)]
+    assert mine == [(k, k) for k in range(4)]
+
+
+def test_lengths_and_versions_show_the_rows_they_get():
     mine = [r for r in ROWS if (r["d"], r["batch"], r["kv_heads"]) == (128, 1, 8)]
     left, right = picture.draw_lengths(mine, COPY).axes
     assert list(left.lines[0].get_ydata()) == [r["ours"] for r in mine]
     assert list(right.lines[0].get_ydata()) == [r["ours_graph"] for r in mine]
-    points = picture.gaps(ROWS, PLACES)
-    assert len(points) == sum(r["Nq"] == 1 for r in ROWS)
-    ax = picture.draw_gaps(points, 0.2).axes[0]
-    assert sum(len(line.get_xdata()) for line in ax.lines[:3]) == len(points)
+    histories = {
+        d: [
+            (v, [r for r in rows if (r["d"], r["kv_heads"]) == (d, 1)])
+            for v, rows in picture.versions(BEFORE["rows"], ROWS)
+        ]
+        for d in (64, 128)
+    }
+    for ax, history in zip(picture.draw_versions(histories).axes, histories.values(), strict=True):
+        for line, (_, rows) in zip(ax.lines, history, strict=False):
+            assert list(line.get_ydata()) == [r["ours_graph"] for r in rows]
 
 
 # ---------------------------------------------------------------- the README

@@ -64,21 +64,28 @@ def duration(heads, tiles, rows, sms, splits, cluster):
     return reading + merging
 
 
+def ways(heads, tiles, sms, largest):
+    """Every (splits, cluster) that `cut` weighs."""
+    for cluster in CLUSTERS:
+        # Two blocks share an SM well; two large clusters do not.
+        most = (2 if cluster <= 2 else 1) * sms // heads // cluster
+        if cluster == 1:
+            most = max(1, most)
+        if cluster <= largest:
+            for clusters in range(1, min(most, tiles // cluster) + 1):
+                yield clusters * cluster, cluster
+
+
 @functools.lru_cache(maxsize=1024)
 def cut(heads, tiles, rows, sms, largest=1):
     """(splits, cluster) of the least duration; see there. largest: cluster that the GPU can run.
 
     Many splits fill the GPU, few are quick to merge.
     """
-    ways = []
-    for cluster in CLUSTERS:
-        # Two blocks share an SM well; two large clusters do not.
-        most = (2 if cluster <= 2 else 1) * sms // heads // cluster
-        if cluster == 1:
-            most = max(1, most)
-        if cluster <= min(largest, tiles):
-            ways += [(n * cluster, cluster) for n in range(1, min(most, tiles // cluster) + 1)]
-    return min(ways, key=lambda way: (duration(heads, tiles, rows, sms, *way), way))
+    return min(
+        ways(heads, tiles, sms, largest),
+        key=lambda way: (duration(heads, tiles, rows, sms, *way), way),
+    )
 
 
 # ---------------------------------------------------------------- what a call needs

@@ -1,7 +1,7 @@
 """Notebook 23: models of a decoding step on a GPU, and their pictures. No GPU is needed.
 
-`modelled` is what `decoding.cut` minimises, `reads_in_turn` counts the merge of decode.cu, and
-`last_block` plays it. The drawings take rows of the recording `decode`.
+`trips` counts the reads of the merges of decode.cu that wait for each other, and `last_block` plays
+the end of a launch. The drawings take rows of the recordings `decode` and `decode_before`.
 """
 
 import functools
@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from attention_lib import online
 from attention_lib.gpu import decoding
 from attention_lib.gpu.bench_decode import best
-from attention_lib.hardware import GPUS
 from attention_lib.inputs import check_positive_int
 from attention_lib.show.style import COLOURS, new_figure
 
@@ -25,34 +24,22 @@ STYLES = {  # colour and marker of each
 }
 
 
-def at_once(d, gpu="H200"):
-    """How many blocks of decode.cu a GPU runs at once."""
-    chip = GPUS[gpu]
-    return chip.sms * decoding.stages(d, chip.sram_per_block, chip.sram_per_sm)[1]
+def trips(splits, cluster, rows, d):
+    """(in clusters, through memory): reads of a thread in a merge, one after the other, at most.
 
-
-def modelled(heads, tiles, rows, places, splits):
-    """Time of so many splits, in the time of one tile: what decoding.cut minimises."""
-    rounds = -(-heads * splits // places)
-    each = decoding.START + -(-tiles // splits)
-    return rounds * each + decoding.merging(splits, rows)[0]
-
-
-def reads_in_turn(splits, radix, rows, d):
-    """Reads of 16 bytes that a lane makes to merge, over all levels; 0 if nothing is merged.
-
-    A warp reads 128 numbers of a state at once and takes every fourth state of its group. The
-    group with the most states counts. Source: the last loop of decode.cu.
+    A thread reads eight states at a time, 4 columns of each; 128 threads share a block's slice of
+    the rows x d columns. Source: `merge` in decode.cu, and the two loops that call it.
     """
-    for name, x in (("splits", splits), ("radix", radix), ("rows", rows), ("d", d)):
+    for name, x in (("splits", splits), ("cluster", cluster), ("rows", rows), ("d", d)):
         check_positive_int(name, x)
-    if radix < 2 <= splits:
-        raise ValueError(f"radix is {radix}; accepted: at least 2, to merge {splits} splits")
-    reads, n = 0, splits
-    while n > 1:
-        reads += -(-rows * d // 128) * -(-min(radix, n) // 4)
-        n = -(-n // radix)
-    return reads
+    if splits % cluster:
+        raise ValueError(f"splits is {splits}; accepted: a multiple of the cluster, {cluster}")
+    loops = -(-rows * d // (4 * 128 * cluster))
+    clusters = splits // cluster
+    return (
+        loops * -(-cluster // 8) if cluster > 1 else 0,
+        loops * -(-clusters // 8) if clusters > 1 else 0,
+    )
 
 
 def last_block(states, order, fence=True, late=()):
@@ -131,25 +118,48 @@ def rows_a_tile(r):
     return r["heads"] // r["kv_heads"] * r["Nq"]
 
 
-def draw_cut(cases, places):
-    """The model over the number of splits; the choice of decoding.cut is marked.
+def draw_slices(cluster):
+    """A merge in a cluster: before, each block has all columns of its state; after, one slice of
+    all states."""
+    fig, axes = new_figure(9.2, 3.6, ncols=2)
+    shades = [COLOURS["flash"], COLOURS["sram"]] * cluster
+    titles = "each block has its own state", "each merges one slice of all states"
+    for ax, title, merged in zip(axes, titles, (False, True), strict=True):
+        for block in range(cluster):
+            ax.text(-0.25, block + 0.42, f"block {block}", ha="right", va="center", fontsize=9.5)
+            for slice_ in range(cluster):
+                mine = slice_ == block
+                face = "white" if merged and not mine else shades[slice_]
+                ax.add_patch(Rectangle((slice_, block), 0.92, 0.8, facecolor=face,
+                                       edgecolor="black", lw=0.7,
+                                       linestyle="-" if face != "white" else ":"))  # fmt: skip
+        ax.set_title(title, loc="left", fontsize=11)
+        ax.set(xlim=(-1.7, cluster), ylim=(cluster, -0.2))
+        ax.axis("off")
+        ax.text(cluster / 2, cluster + 0.1, "columns of O", ha="center", va="top", fontsize=9.5)
+    return fig
 
-    cases: label -> (KV heads of the batch, tiles, rows).
+
+def draw_cut(cases, sms, largest=8):
+    """The model over the number of splits, in clusters of the size that `cut` chooses; its choice
+    is marked. Dashed: the same without clusters. cases: label -> (KV heads, tiles, rows).
     """
     fig, ax = new_figure(8, 3.9)
     styles = zip(cases.items(), ("flash", "standard", "q_outer", "hbm"), "os^D", strict=False)
-    for (label, (heads, tiles, rows)), key, marker in styles:
-        splits = list(range(1, min(tiles, 512, decoding.COUNTERS // 2 // heads) + 1))
-        ax.plot(splits, [modelled(heads, tiles, rows, places, s) for s in splits],
-                color=COLOURS[key], linewidth=1.3)  # fmt: skip
-        mine = decoding.cut(heads, tiles, rows, places)[0]
-        ax.plot(mine, modelled(heads, tiles, rows, places, mine), marker, color=COLOURS[key],
-                markersize=9, label=f"{label}: {mine}")  # fmt: skip
+    for (label, case), key, marker in styles:
+        chosen = decoding.cut(*case, sms, largest)
+        for cluster, line in {1: "--", chosen[1]: "-"}.items():
+            ways = [w for w in decoding.ways(*case[:2], sms, largest) if w[1] == cluster]
+            times = [decoding.duration(*case, sms, *w) for w in ways]
+            ax.plot([w[0] for w in ways], times, line, color=COLOURS[key], linewidth=1.3)
+        ax.plot(chosen[0], decoding.duration(*case, sms, *chosen), marker, color=COLOURS[key],
+                markersize=9, label=f"{label}: {chosen[0]}, {chosen[1]}")  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="splits of each KV head, log scale")
-    _plain(ax.xaxis, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    _plain(ax.xaxis, [1, 2, 4, 8, 16, 32, 64, 128, 256])
     _plain(ax.yaxis, [10, 30, 100, 300, 1000])
-    ax.set(ylabel="modelled time (tiles), log scale", ylim=(10, 3000))
-    ax.legend(framealpha=1, edgecolor="none", fontsize=9.5, title="chosen", loc="upper right")
+    ax.set(ylabel="modelled time (tiles), log scale", ylim=(6, 1500))
+    ax.legend(framealpha=1, edgecolor="none", fontsize=9.5, loc="upper right",
+              title="chosen: splits, cluster")  # fmt: skip
     return fig
 
 
@@ -173,33 +183,33 @@ def draw_lengths(rows, copy_gbs):
     return fig
 
 
-def gaps(rows, places):
-    """[(reads in turn, microseconds behind torch's best by replay, row)] where Nq = 1."""
-    found = []
-    for r in rows:
-        if r["Nq"] == 1:
-            heads, n = r["batch"] * r["kv_heads"], rows_a_tile(r)
-            how = decoding.cut(heads, -(-r["Nk"] // decoding.KEYS), n, places)
-            behind = r["ours_graph"] - best(r, "_graph")[0]
-            found.append((reads_in_turn(*how, n, r["d"]), behind, r))
-    return found
+def versions(before, now):
+    """[(version, its rows)], the oldest first. before, now: rows of the two recordings."""
+    found = {}
+    for r in before:
+        found.setdefault(r["version"], []).append(r)
+    return [*found.items(), ("a cluster merges, each block its slice", now)]
 
 
-def draw_gaps(points, slope):
-    """How far behind torch's best each row is, against the reads in turn of its merge.
+def draw_versions(histories):
+    """Three versions and torch's best (of the last one's run) over the length of an MQA cache.
 
-    points: as from `gaps`. slope: microseconds a read, drawn as a line.
+    histories: d -> as from `versions`, with rows of one shape.
     """
-    fig, ax = new_figure(7.6, 3.9)
-    for n, (colour, marker) in zip((1, 4, 16), STYLES.values(), strict=True):
-        mine = [(reads, behind) for reads, behind, r in points if rows_a_tile(r) == n]
-        ax.plot(*zip(*mine, strict=True), marker, color=colour, markersize=7, alpha=0.85,
-                label=f"{n} row{'s' if n > 1 else ''} a KV head")  # fmt: skip
-    ax.axhline(0, color=COLOURS["limit"], linewidth=1)
-    most = max(reads for reads, _, _ in points)
-    ax.plot([0, most], [0, slope * most], color=COLOURS["limit"], linestyle="--", linewidth=1.2,
-            zorder=0)  # fmt: skip
-    ax.text(0.72 * most, 0.6 * slope * most, f"{1e3 * slope:.0f} ns a read", fontsize=9.5)
-    ax.set(xlabel="reads of a lane in the merges", ylabel="microseconds behind torch's best")
-    ax.legend(frameon=False, loc="upper left", fontsize=9.5)
+    fig, axes = new_figure(9.4, 3.9, ncols=len(histories), sharey=True)
+    for ax, (d, history) in zip(axes, histories.items(), strict=True):
+        for (label, rows), key, marker in zip(
+            history, ("standard", "hbm", "q_outer"), "^so", strict=True
+        ):
+            ax.plot([r["Nk"] for r in rows], [r["ours_graph"] for r in rows], marker=marker,
+                    color=COLOURS[key], markersize=6, label=label)  # fmt: skip
+        ax.plot([r["Nk"] for r in rows], [best(r, "_graph")[0] for r in rows], "--",
+                color=COLOURS["limit"], linewidth=1.3, label="torch's best")  # fmt: skip
+        ax.set(xscale="log", yscale="log", xlabel="keys, log scale", ylim=(4, 100))
+        _plain(ax.xaxis, [r["Nk"] for r in rows])
+        ax.tick_params(axis="x", labelsize=9)
+        _plain(ax.yaxis, [5, 10, 20, 50, 100])
+        ax.set_title(f"d = {d}", loc="left", fontsize=11)
+    axes[0].set_ylabel("microseconds (graph), log scale")
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
     return fig

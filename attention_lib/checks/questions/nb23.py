@@ -4,7 +4,7 @@ from attention_lib.checks.kinds import Choice, Number
 from attention_lib.gpu import decoding, recordings
 from attention_lib.gpu.bench_decode import best
 from attention_lib.hardware import GPUS
-from attention_lib.show.gpu_decode import at_once
+from attention_lib.show.gpu_decode import versions
 
 H200 = GPUS["H200"]
 HEADS, KV_HEADS, LONG, D = 32, 8, 262_144, 128
@@ -36,11 +36,18 @@ def _recorded(kv_heads):
 
 
 def _splits():
-    return decoding.cut(KV_HEADS, 1024, HEADS // KV_HEADS, at_once(D))[0]
+    return decoding.cut(KV_HEADS, 1024, HEADS // KV_HEADS, H200.sms, 8)[0]
 
 
-SHORT, MQA = _row(HEADS, KV_HEADS, 4096), _row(16, 1, 16_384, d=64)
-BEHIND = MQA["ours_graph"] - best(MQA, "_graph")[0]
+def _gap():
+    """Microseconds by which the first version was behind torch's best: MQA, 16,384 keys, d = 64."""
+    _, first = versions(recordings.read("decode_before")["rows"], [])[0]
+    r = next(r for r in first if (r["d"], r["kv_heads"], r["Nk"]) == (64, 1, 16_384))
+    return r["ours_graph"] - best(r, "_graph")[0]
+
+
+SHORT = _row(HEADS, KV_HEADS, 4096)
+CLUSTER, ROWS = 8, 16  # of MQA: 16 query heads over one
 
 
 QUESTIONS = [
@@ -138,25 +145,25 @@ QUESTIONS = [
     ),
     Number(
         "p23-6",
-        "8 heads of K and V, 65,536 keys: 1024 tiles of 64 keys a head. The GPU runs 264 blocks "
-        "at once. Blocks that come after these wait. A block takes whole tiles, and starting it "
-        "costs about two more. Into how many splits does `cut` divide each head?",
+        "8 heads of K and V, 65,536 keys: 1024 tiles of 64 keys a head. An H200 has 132 SMs. Two "
+        "blocks can share one, but then each reads half as fast. A block takes whole tiles, and "
+        "every split is one more state to merge. Into how many splits does `cut` divide each head?",
         "splits",
         truth=_splits,
-        why="8 x 32 = 256 blocks, 32 tiles each. A 33rd split would save no tile for the slowest.",
-        hint="At most 264 / 8. Then: how many tiles has the slowest block?",
+        why="8 x 16 = 128 blocks, 64 tiles each. More blocks would read no sooner, and merge more.",
+        hint="At most one block an SM, and the heads have equally many.",
         slips={
-            "every-place": (
-                lambda: at_once(D) / KV_HEADS,
-                "That fills all 264 places. But 1024 / 33 rounds up to 32 tiles, as 1024 / 32 is.",
+            "two-an-SM": (
+                lambda: 2 * H200.sms // KV_HEADS,
+                "That is two blocks an SM. They share its rate: the time to read is the same.",
             ),
             "one-a-tile": (
                 lambda: 1024,
-                "8192 blocks for 264 places: each pays for its start, and its state is merged.",
+                "8192 blocks for 132 SMs, and 1024 states of each head to merge.",
             ),
-            "one-a-SM": (
-                lambda: H200.sms // KV_HEADS,
-                "One block an SM. Two fit, and while one waits for memory the other works.",
+            "blocks": (
+                lambda: _splits() * KV_HEADS,
+                "That is the number of blocks. There are 8 heads.",
             ),
         },
         tolerance=0.005,
@@ -194,9 +201,9 @@ QUESTIONS = [
     ),
     Choice(
         "p23-9",
-        f"16 query heads over one (MQA), 16,384 keys: our kernel is {BEHIND:.0f} microseconds "
-        "behind cuDNN at d = 64. Suspect: the merge, which reads the states one after the other. "
-        "If that is right, what about doubles the gap?",
+        "16 query heads over one (MQA), 16,384 keys: the first version was "
+        f"{_gap():.0f} microseconds behind cuDNN at d = 64. Suspect: the merge, which reads the "
+        "states one after the other. If that is right, what about doubles the gap?",
         {
             "a": "four times the keys",
             "b": "d = 128 instead of 64: the states are twice as long",
@@ -207,6 +214,26 @@ QUESTIONS = [
             "a": "That is four times the cache. Splits grow too, but only until the GPU is full.",
             "b": "Twice the reads to merge, in the same number of splits.",
             "c": "Then the CPU's time covers the gap. It is a difference on the GPU.",
+        },
+    ),
+    Number(
+        "p23-10",
+        f"A cluster of {CLUSTER} blocks has {CLUSTER} states of {ROWS} rows x {D} floats of 4 "
+        "bytes. Each block merges an equal slice of the columns. How many KiB of O does a block "
+        "read, its own state included?",
+        "KiB",
+        truth=lambda: 4 * ROWS * D / 1024,
+        why="An eighth of the columns, of eight states: as many bytes as one state has.",
+        hint="Bytes of one state. A slice of it. Then: slices of how many states?",
+        slips={
+            "all-of-all": (
+                lambda: CLUSTER * 4 * ROWS * D / 1024,
+                "That is what one block would read that merges alone.",
+            ),
+            "one-slice": (
+                lambda: 4 * ROWS * D / 1024 / CLUSTER,
+                "That is a slice of one state. It needs this slice of all states.",
+            ),
         },
     ),
     Choice(
@@ -227,18 +254,18 @@ QUESTIONS = [
     ),
     Choice(
         "q68",
-        "64 sequences are decoded together, 8 heads of K and V each, 4096 keys. The GPU runs 264 "
-        "blocks at once. How many splits a head?",
+        "64 sequences are decoded together, 8 heads of K and V each, 4096 keys. The GPU has 132 "
+        "SMs. How many splits a head?",
         {
             "a": "one: 512 blocks are there without splitting",
-            "b": "33: that fills the GPU",
+            "b": "16: that fills the GPU",
             "c": "64: one for each tile, so that all blocks are small",
         },
         "a",
         {
-            "a": "The batch brings the parallelism. Splits would add starts and merges.",
+            "a": "The batch brings the parallelism. Splits would only add merges.",
             "b": "For one sequence. Here the other sequences fill it.",
-            "c": "32,768 blocks, each with a start, and 64 states a head to merge.",
+            "c": "32,768 blocks, and 64 states a head to merge.",
         },
     ),
     Choice(

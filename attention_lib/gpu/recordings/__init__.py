@@ -1,7 +1,8 @@
 """What the kernels did on a GPU: bench, counters and sanitizer; and what NVRTC made of them.
 
 Each names the device, driver, versions, date and command, and the hash of each kernel's source. A
-test refuses a recording whose kernel has changed since. `make record` on a GPU makes them again.
+test refuses a recording whose kernel has changed since. `make record` on a GPU makes them again;
+but not `decode_before`, two earlier versions of decode.cu, which notebook 23 tells of.
 """
 
 import argparse
