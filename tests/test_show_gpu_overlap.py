@@ -10,7 +10,7 @@ import pytest
 from attention_lib import standard_attention
 from attention_lib.checks import check
 from attention_lib.checks.questions import nb21
-from attention_lib.gpu import ladder
+from attention_lib.gpu import ladder, recordings
 from attention_lib.show import gpu_overlap as model
 
 in_turn, overlapped = model.in_turn, model.overlapped
@@ -108,6 +108,21 @@ def test_blocks_and_ways_to_deal_them():
         model.deal(blocks, 0)
 
 
+def test_tiles_that_a_reader_sees_by_looking_at_every_row():
+    for N in (1, 64, 200, 1024):
+        loaded = seen = 0
+        for block in range(0, N, 192):
+            tiles = {key // 128 for row in range(block, min(block + 192, N)) for key in (0, row)}
+            loaded += 3 * (1 + max(tiles))
+            for top in range(block, block + 192, 64):
+                seen += max((row // 128 + 1 for row in range(top, min(top + 64, N))), default=0)
+        assert model.reader_tiles(N, 192) == (loaded, seen)
+    assert model.reader_tiles(1024, 192) == (96, 72)
+    assert model.reader_tiles(1024, 128)[0] == model.reader_tiles(1024, 128)[1]  # Br = Bc: all seen
+    with pytest.raises(ValueError, match="Br is 100"):
+        model.reader_tiles(1024, 100)
+
+
 def test_fma_rounds_once():
     x = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
     for a, b, c in x.T[:200]:
@@ -136,6 +151,27 @@ def test_the_log_is_possible():
         assert what and outcome and len(numbers) in (0, 2)
         assert all(300 < x < 989 for x in numbers)
         assert not numbers or ("faster" in outcome) == (numbers[1] > numbers[0])
+    for N, (before, after, _) in model.SKIPPED.items():  # no more than what is left out, and noise
+        loaded, seen = model.reader_tiles(N, 192)
+        assert 1 < after / before < 1.01 * loaded / seen
+    assert all(0.96 < after / before < 0.98 for before, after in model.ALL_ARRIVE.values())
+
+
+def test_what_notebook_21_says_of_the_recording():
+    rows = [r for r in recordings.read("bench")["rows"] if r["pass"] == "forward"]
+    rows = {(r["kernel"], r["dtype"], r["d"], r["N"], r["causal"]): r for r in rows}
+    speed = {key: r["tflops"] for key, r in rows.items()}
+
+    def gain(d, causal):
+        at = ("float16", d, 16_384, causal)
+        return speed["overlap", *at] / speed["specialised", *at]
+
+    assert 1.28 < gain(64, False) < 1.38 and 1 < gain(128, False) < 1.1  # p21-3, the summary
+    assert 0.95 < gain(128, True) < 1  # a little slower
+    over = {k[1:]: r["tflops"] / r["cudnn"] for k, r in rows.items() if k[0] == "overlap"}
+    assert min(x for (_, _, N, _), x in over.items() if N >= 4096) >= 0.99
+    assert {k[1:] for k, x in over.items() if x < 0.99} == {(64, 1024, True)}
+    assert all(abs(x - 0.95) < 0.01 for k, x in over.items() if k[1:] == (64, 1024, True))
 
 
 def test_pictures():
@@ -158,7 +194,10 @@ def test_the_questions_know_their_answers():
         "p21-2": 2 * (256 + 512 + 256),
         "p21-4": math.ceil(16_384 / 192),
         "p21-5": sum(range(68, 129, 4)),
+        "p21-7": 75,
     }
     assert ladder.rung("overlap").rows(64) == 192
     assert check("p21-4", 86).status == "passed"
     assert check("p21-4", 128).misconception == "rung-7"
+    assert check("p21-7", 75).status == "passed"
+    assert check("p21-7", 56.25).misconception == "all-of-the-square"

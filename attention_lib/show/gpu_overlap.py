@@ -2,7 +2,7 @@
 
 Models to run without a GPU. Each unit of an SM is shared evenly by the warpgroups that want it.
 Source: FlashAttention-3, arXiv 2407.08608, sections 3.1 and 3.2, and rung8_overlap.cu.
-`TRIES` is the log of how rung 8 came about.
+`TRIES` is the log of how rung 8 came about; `SKIPPED` and `ALL_ARRIVE` are two of its experiments.
 """
 
 import heapq
@@ -35,6 +35,11 @@ TRIES = (
     ("O stored by TMA: d = 128, N = 16,384", "faster", (580, 598)),
     ("O stored by TMA: d = 64", "no difference beyond noise", ()),
 )
+# Two comparisons of kernels, each in one run, of the same day, GPU and dtype; d = 64, TFLOP/s.
+# N -> causal: every reader computes all tiles of its block; it skips those it does not see; cuDNN.
+SKIPPED = {1024: (271, 322, 340), 16_384: (454, 466, 453)}
+# N -> no mask: the leader arrives at Q_empty for its reader; all 128 threads arrive.
+ALL_ARRIVE = {1024: (405, 393), 16_384: (507, 492)}
 
 
 # ---------------------------------------------------------------- clocks of a tile
@@ -198,6 +203,18 @@ def blocks_of(heads, N, Br, order="longest first"):
     if order not in orders:
         raise ValueError(f"order is {order!r}; accepted: {', '.join(map(repr, orders))}")
     return orders[order]()
+
+
+def reader_tiles(N, Br):
+    """Tiles of 64 rows x 128 keys of a head, causal: (those that its readers' blocks load, those
+    of which a reader sees a key).
+
+    A block of Br rows has Br / 64 readers. Rows beyond N see nothing.
+    """
+    if Br % ROWS:
+        raise ValueError(f"Br is {Br}; accepted: multiples of {ROWS}")
+    loaded = sum(Br // ROWS * tiles for _, tiles in blocks_of(1, N, Br))
+    return loaded, sum(tiles for _, tiles in blocks_of(1, N, ROWS))
 
 
 def deal(blocks, sms, draw=True):

@@ -11,11 +11,12 @@ from attention_lib.show.gpu_overlap import (
     in_turn,
     loads,
     overlapped,
+    reader_tiles,
     timeline,
 )
 
 SMS, N, HEADS = GPUS["H200"].sms, 16_384, 16
-ROWS_128 = ladder.rung("overlap").rows(128)
+ROWS_64, ROWS_128 = (ladder.rung("overlap").rows(d) for d in (64, 128))
 
 
 def _share(d):
@@ -32,6 +33,12 @@ def _in_step(program=in_turn, warpgroups=2):
 def _tiles_of_sm_0(step=SMS):
     """Tiles of SM 0, if it takes every `step`-th block, longest first in each head."""
     return loads(deal(blocks_of(HEADS, N, ROWS_128), step, draw=False), step)[0]
+
+
+def _share_seen(N=1024):
+    """Percent of the tiles of its block that a reader needs, d = 64."""
+    loaded, seen = reader_tiles(N, ROWS_64)
+    return 100 * seen / loaded
 
 
 QUESTIONS = [
@@ -89,8 +96,8 @@ QUESTIONS = [
             "more over rung 7, and how much?"
         ),
         options={
-            "a": "d = 64: by about a third. d = 128: by a few percent",
-            "b": "d = 64: by a few percent. d = 128: by about a third",
+            "a": "d = 64: by about a third. d = 128: by less than a tenth",
+            "b": "d = 64: by less than a tenth. d = 128: by about a third",
             "c": "twice as fast at both",
         },
         right="a",
@@ -142,6 +149,34 @@ QUESTIONS = [
             ),
         },
         tolerance=0.001,
+    ),
+    Number(
+        id="p21-7",
+        text=(
+            "Causal, d = 64, N = 1024. A block has 192 rows, and three readers with 64 rows each.\n"
+            "A tile has 128 keys. A block loads a tile if one of its rows sees a key of it. All\n"
+            "three readers compute all of these tiles. Of all that they compute, in what share\n"
+            "does one of the reader's own 64 rows see a key?"
+        ),
+        unit="percent",
+        truth=_share_seen,
+        why="72 of 96. The blocks load 2, 3, 5, 6, 8 and 8 tiles, three times; readers see 1 to 8.",
+        hint="How many tiles does the block of rows 0 to 191 load? And its first 64 rows alone?",
+        slips={
+            "scores": (
+                lambda: 100 * 1024 * 1025 / 2 / (reader_tiles(1024, ROWS_64)[0] * 64 * 128),
+                "That is the share of the scores. A tile is computed as a whole, or not at all.",
+            ),
+            "rows-beyond-N": (
+                lambda: 100 * (reader_tiles(1024, ROWS_64)[1] + 2 * 8) / (3 * 32),
+                "The last block has rows beyond N, two readers of them. They see nothing.",
+            ),
+            "all-of-the-square": (
+                lambda: 100 * reader_tiles(1024, ROWS_64)[1] / (16 * 8),
+                "Of all tiles of the square. But a block leaves out what none of its rows sees.",
+            ),
+        },
+        tolerance=0.01,
     ),
     Choice(
         id="p21-6",

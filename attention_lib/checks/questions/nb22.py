@@ -123,15 +123,15 @@ QUESTIONS = [
     Number(
         id="p22-5",
         text=(
-            "d = 128, N = 16,384, no mask. With five products, the wgmma kernel has 540 TFLOP/s\n"
-            "and the mma.sync kernel 250. The deterministic mode runs four products on wgmma and\n"
+            "d = 128, N = 16,384, no mask. With five products, the wgmma kernel has 551 TFLOP/s\n"
+            "and the mma.sync kernel 252. The deterministic mode runs four products on wgmma and\n"
             "three on mma.sync. Its speed is counted as five products over the whole time. How\n"
             "many TFLOP/s, if each product takes as long as it does now?"
         ),
         unit="TFLOP/s",
         truth=two_speeds,
-        why="4/540 + 3/250 is the time; five over it.",
-        hint="Add times, not speeds. How long do four products take at 540, and three at 250?",
+        why="4/551 + 3/252 is the time; five over it.",
+        hint="Add times, not speeds. How long do four products take at 551, and three at 252?",
         slips={
             "mean-of-speeds": (
                 lambda: (4 * _tflops("wgmma") + 3 * _tflops("mma")) / 7,
