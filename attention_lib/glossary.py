@@ -156,6 +156,11 @@ TERMS = (
         library="sparse.density",
     ),
     Term(
+        "distributed shared memory",
+        "The shared memory of all blocks of a cluster: each of their threads has access.",
+        "23",
+    ),
+    Term(
         "double buffer",
         "Two places for a tile: one is worked on while the other is filled.",
         "15",
@@ -402,7 +407,7 @@ TERMS = (
     Term(
         "persistent kernel",
         "A launch whose blocks take one piece of work after another until none is left.",
-        "23",
+        "20",
     ),
     Term(
         "ping-pong",
@@ -605,6 +610,11 @@ TERMS = (
         "The threads that run together on one SM and share its memory.",
         "01",
         library="hardware.blocks_per_sm",
+    ),
+    Term(
+        "thread block cluster",
+        "A few blocks that run at the same time, on neighbouring SMs, and can wait for each other.",
+        "23",
     ),
     Term(
         "tile",

@@ -10,7 +10,7 @@ import pytest
 from attention_lib import flash_attention_q_outer, standard_backward
 from attention_lib.backward import flash_backward
 from attention_lib.checks.questions import nb22, nb24
-from attention_lib.gpu import fragments, recordings
+from attention_lib.gpu import fragments, recordings, sanitize
 from attention_lib.show import gpu_backward as show
 from attention_lib.show import gpu_training as training
 from attention_lib.show.gpu import show_file
@@ -98,6 +98,27 @@ def test_backward_reaches_its_marks_in_every_row():
     assert all(r["tflops"] >= 0.80 * r["cudnn"] for r in wgmma)
 
 
+def test_what_notebook_22_says_of_the_recording():
+    mma, wgmma = backward_rows("backward_mma"), backward_rows("backward_wgmma")
+    half = [r for r in wgmma if r["dtype"] == "float16"]
+    faster = [b["tflops"] / a["tflops"] for a, b in zip(mma, half, strict=True)]
+    assert min(faster) > 1.6 and sum(1.75 < x < 2.3 for x in faster) >= 10  # about twice in most
+    over = [r["tflops"] / r["cudnn"] for r in wgmma]
+    assert sum(x > 1 for x in over) == 3 and min(over) > 0.89
+    for r in backward_rows("backward_deterministic"):
+        (full,) = (x for x in half if all(x[k] == r[k] for k in ("d", "N", "causal")))
+        if not r["causal"]:
+            assert 0.52 < r["tflops"] / full["tflops"] < 0.67  # a third to nearly a half is lost
+
+
+def test_every_kernel_has_a_verdict_and_initcheck_saw_every_read_of_O():
+    rows = recordings.read("sanitizer")["rows"]
+    assert {r["tool"] for r in rows} == set(sanitize.TOOLS)
+    assert all(r["errors"] == 0 and r["kernels"] == recordings.kernels() for r in rows)
+    rows_of_O = 2 * sum(Nq for Nq, _ in sanitize.SHAPES)
+    assert 3 * rows_of_O * 64 // 8 == 21_456  # as it was reported; 8 numbers of 16 bits a read
+
+
 def test_two_speeds_explain_the_deterministic_mode():
     """Four products at wgmma's speed, then three at mma.sync's: within a quarter."""
     mma, wgmma, same = map(
@@ -110,15 +131,20 @@ def test_two_speeds_explain_the_deterministic_mode():
 
 
 def test_ours_trains_as_the_framework_does():
-    """Apart from each backend by no more than twice what two of them are apart: all three see the
-    same weights and batches, so rounding alone is between them. Another start is much further."""
+    """Apart from each backend by no more than twice what two of them are apart: all see the same
+    weights and batches, so rounding alone is between them. Another start is much further.
+
+    The recording has all three backends from seed 0. From seed 1 it has one, so there the noise is
+    not known: the one difference must only be small beside that of the two starts.
+    """
     rows = recordings.read("train")["rows"]
     limit = 2 * training.noise(rows)
     assert {r["attention"] for r in rows if r["seed"] == 0} == {"ours", "flash", "cudnn", "math"}
     assert all(training.apart(rows, "ours", b) <= limit for b in ("flash", "cudnn", "math"))
-    assert training.apart(rows, "ours", "flash", seed=1) <= limit
-    other = {r["seed"]: training.smooth(r["losses"]) for r in rows if r["attention"] == "flash"}
-    assert abs(other[0] - other[1]).max() > 20 * limit
+    starts = {r["seed"]: training.smooth(r["losses"]) for r in rows if r["attention"] == "flash"}
+    between_starts = abs(starts[0] - starts[1]).max()
+    assert between_starts > 20 * limit
+    assert training.apart(rows, "ours", "flash", seed=1) < between_starts / 20
     assert all(r["losses"][-1] < r["losses"][0] / 2 for r in rows)
 
 
@@ -157,6 +183,9 @@ def test_numbers_that_questions_quote_are_those_of_the_recordings():
     text = {q.id: q.text.replace("\n", " ") for q in [*nb22.QUESTIONS, *nb24.QUESTIONS]}
     mma, wgmma = nb22._tflops("mma"), nb22._tflops("wgmma")
     assert f"has {wgmma:.0f} TFLOP/s and the mma.sync kernel {mma:.0f}." in text["p22-5"]
+    (asked,) = (q for q in nb22.QUESTIONS if q.id == "p22-5")
+    assert asked.why.startswith(f"4/{wgmma:.0f} + 3/{mma:.0f} ")
+    assert f"at {wgmma:.0f}, and three at {mma:.0f}?" in asked.hint
     (row,) = (r for r in backward_rows("backward_mma") if r["tflops"] == mma)
     assert f"at {mma / row['flash']:.2f} of torch's FLASH" in text["p22-6"]
     assert f"loss is {nb24.last_loss():.2f}," in text["p24-3"]

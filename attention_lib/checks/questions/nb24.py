@@ -4,7 +4,7 @@ import math
 
 from attention_lib.checks.kinds import Choice, Number
 from attention_lib.gpu import recordings
-from attention_lib.show.gpu_training import smooth
+from attention_lib.show.gpu_training import apart, smooth
 
 
 def last_loss(attention="ours", seed=0):
@@ -14,6 +14,7 @@ def last_loss(attention="ours", seed=0):
     return float(smooth(row["losses"])[-1])
 
 
+APART = apart(recordings.read("train")["rows"], "ours", "flash")
 QUESTIONS = [
     Number(
         id="p24-1",
@@ -55,7 +56,8 @@ QUESTIONS = [
     Number(
         id="p24-3",
         text=(
-            "At the end the loss is 2.49, a natural logarithm a byte. A compressor that uses the\n"
+            f"At the end the loss is {last_loss():.2f}, a natural logarithm a byte. "
+            "A compressor that uses the\n"
             "model's probabilities could store the text with how many bits a byte?"
         ),
         unit="bits a byte",
@@ -110,7 +112,7 @@ QUESTIONS = [
     ),
     Choice(
         id="q71",
-        text="What makes a difference of 0.0007 between two loss curves large or small?",
+        text=f"What makes a difference of {APART:.4f} between two loss curves large or small?",
         options={
             "a": "whether it is below 0.1%",
             "b": "how far apart two right implementations are, with the same start and batches",
