@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import signal
 import sys
 import time
 from decimal import Decimal
@@ -482,3 +483,15 @@ def test_the_kept_probes_are_those_of_the_seed():
             np.testing.assert_array_equal(row.probe.arguments[name], x)
         for got, want in zip(row.want, q.right(**probe.arguments), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_the_time_limit_works_where_interrupts_are_ignored():
+    """As in a shell's background job, where an interrupt of the main thread does nothing."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(judge.TimeIsUp), judge.time_limit(0.2):
+            while True:
+                pass
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

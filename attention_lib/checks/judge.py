@@ -8,6 +8,7 @@ import _thread
 import contextlib
 import math
 import reprlib
+import signal
 import sys
 import threading
 import time
@@ -33,6 +34,10 @@ def time_limit(seconds):
     An interrupt, not a signal, so that it works on Windows too. It reaches Python code only: one
     long call into C ends first. A real Ctrl+C stays a KeyboardInterrupt.
     """
+    # A shell starts background jobs with SIGINT ignored, and then an interrupt does nothing.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     over, lock, fired = threading.Event(), threading.Lock(), threading.Event()
 
     def watch():
@@ -64,6 +69,8 @@ def time_limit(seconds):
         raise
     finally:
         watcher.join()
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass
