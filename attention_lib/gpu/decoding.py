@@ -68,12 +68,10 @@ def ways(heads, tiles, sms, largest):
     """Every (splits, cluster) that `cut` weighs."""
     for cluster in CLUSTERS:
         # Two blocks share an SM well; two large clusters do not.
-        most = (2 if cluster <= 2 else 1) * sms // heads // cluster
-        if cluster == 1:
-            most = max(1, most)
+        most = max(1, (2 if cluster <= 2 else 1) * sms // heads)
         if cluster <= largest:
-            for clusters in range(1, min(most, tiles // cluster) + 1):
-                yield clusters * cluster, cluster
+            for splits in range(cluster, min(most, tiles) + 1, cluster):
+                yield splits, cluster
 
 
 @functools.lru_cache(maxsize=1024)
@@ -177,7 +175,7 @@ def plan(lib, Q, K, V, causal, align, table, lengths, thread):
     # From `seen` on no query sees a key.
     seen = min(Nk, Nq) if causal and align == "upper-left" else Nk
     sms, kv_all = about["MultiProcessorCount"], batch * kv_heads
-    largest = 8 if int(cp.cuda.Device(Q.device).compute_capability) >= 90 else 1
+    largest = max(CLUSTERS) if int(cp.cuda.Device(Q.device).compute_capability) >= 90 else 1
     parts, cluster = cut(kv_all, -(-seen // KEYS), rows, sms, largest)
     ahead, _ = stages(
         d, about["MaxSharedMemoryPerBlockOptin"], about["MaxSharedMemoryPerMultiprocessor"]

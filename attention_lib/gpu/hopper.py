@@ -12,26 +12,22 @@ from attention_lib.gpu import _require, ladder
 MATMUL_SHARED = 4 * 2 * 128 * 64 * 2 + 64  # four stages of A and B, and the barriers
 
 
-KINDS = {  # what TMA calls a dtype, bytes of an element
-    "float16": ("FLOAT16", 2),
-    "bfloat16": ("BFLOAT16", 2),
-    "float32": ("FLOAT32", 4),
-}
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}  # of an element
 
 
 @functools.lru_cache(maxsize=1024)
 def tensor_map(pointer, dtype, shape, strides, rows, columns=64):
     """The map of a tensor (batch, heads, N, d): boxes of `rows` x `columns`, swizzled if their rows
-    have 128 bytes. dtype: one of KINDS. strides: elements. Returns a NumPy array that CuPy passes
+    have 128 bytes. dtype: one of BYTES. strides: elements. Returns a NumPy array that CuPy passes
     by value. Raises ValueError.
     """
     import numpy as np
     from cuda.bindings import driver
 
-    kind, size = KINDS[dtype]
+    size = BYTES[dtype]
     swizzle = "128B" if columns * size == 128 else "NONE"
     error, made = driver.cuTensorMapEncodeTiled(
-        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
+        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype.upper()}"),
         4,
         pointer,
         [driver.cuuint64_t(n) for n in reversed(shape)],

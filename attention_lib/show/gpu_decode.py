@@ -34,7 +34,7 @@ def trips(splits, cluster, rows, d):
         check_positive_int(name, x)
     if splits % cluster:
         raise ValueError(f"splits is {splits}; accepted: a multiple of the cluster, {cluster}")
-    loops = -(-rows * d // (4 * 128 * cluster))
+    loops = -(-rows * d // (4 * decoding.THREADS * cluster))
     clusters = splits // cluster
     return (
         loops * -(-cluster // 8) if cluster > 1 else 0,
