@@ -4,6 +4,7 @@ import dataclasses
 import math
 import signal
 import sys
+import threading
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -493,5 +494,15 @@ def test_the_time_limit_works_where_interrupts_are_ignored():
             while True:
                 pass
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        found = []  # another thread may not touch signals: the block runs as it did
+
+        def elsewhere():
+            with judge.time_limit(10):
+                found.append("ran")
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert found == ["ran"]
     finally:
         signal.signal(signal.SIGINT, before)

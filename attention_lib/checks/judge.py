@@ -34,8 +34,10 @@ def time_limit(seconds):
     An interrupt, not a signal, so that it works on Windows too. It reaches Python code only: one
     long call into C ends first. A real Ctrl+C stays a KeyboardInterrupt.
     """
-    # A shell starts background jobs with SIGINT ignored, and then an interrupt does nothing.
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    # A shell starts background jobs with SIGINT ignored, and then an interrupt does nothing. Only
+    # the main thread may change that.
+    main = threading.current_thread() is threading.main_thread()
+    ignored = main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     over, lock, fired = threading.Event(), threading.Lock(), threading.Event()
