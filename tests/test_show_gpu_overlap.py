@@ -155,6 +155,9 @@ def test_the_log_is_possible():
         loaded, seen = model.reader_tiles(N, 192)
         assert 1 < after / before < 1.01 * loaded / seen
     assert all(0.96 < after / before < 0.98 for before, after in model.ALL_ARRIVE.values())
+    gains = [round(100 * (after / branch - 1)) for branch, after in model.BRANCH.values()]
+    assert (min(gains), max(gains)) == (3, 4)  # "3 to 4%"
+    assert all(2.4 < branch / moves[-1] < 2.6 for branch, *moves in model.MOVES.values())
 
 
 def test_what_notebook_21_says_of_the_recording():
@@ -167,11 +170,13 @@ def test_what_notebook_21_says_of_the_recording():
         return speed["overlap", *at] / speed["specialised", *at]
 
     assert 1.28 < gain(64, False) < 1.38 and 1 < gain(128, False) < 1.1  # p21-3, the summary
-    assert 0.95 < gain(128, True) < 1  # a little slower
+    assert 1.2 < gain(64, True) < gain(64, False) and 1 < gain(128, True) < gain(128, False)
     over = {k[1:]: r["tflops"] / r["cudnn"] for k, r in rows.items() if k[0] == "overlap"}
-    assert min(x for (_, _, N, _), x in over.items() if N >= 4096) >= 0.99
-    assert {k[1:] for k, x in over.items() if x < 0.99} == {(64, 1024, True)}
-    assert all(abs(x - 0.95) < 0.01 for k, x in over.items() if k[1:] == (64, 1024, True))
+    assert {k[1:] for k, x in over.items() if x < 1} == {(64, 1024, True)}
+    behind = [100 * (1 - x) for k, x in over.items() if k[1:] == (64, 1024, True)]
+    assert [round(x) for x in sorted(behind)] == [2, 3]  # percent
+    before, _, cudnn = model.SKIPPED[1024]
+    assert round(100 * (1 - before / cudnn)) == 20
 
 
 def test_pictures():

@@ -2,7 +2,7 @@
 
 Models to run without a GPU. Each unit of an SM is shared evenly by the warpgroups that want it.
 Source: FlashAttention-3, arXiv 2407.08608, sections 3.1 and 3.2, and rung8_overlap.cu.
-`TRIES` is the log of how rung 8 came about; `SKIPPED` and `ALL_ARRIVE` are two of its experiments.
+`TRIES` is the log of how rung 8 came about; `SKIPPED`, `ALL_ARRIVE` and `BRANCH` are experiments.
 """
 
 import heapq
@@ -40,6 +40,16 @@ TRIES = (
 SKIPPED = {1024: (271, 322, 340), 16_384: (454, 466, 453)}
 # N -> no mask: the leader arrives at Q_empty for its reader; all 128 threads arrive.
 ALL_ARRIVE = {1024: (405, 393), 16_384: (507, 492)}
+# How a reader gets the number of its block, causal, float16. (d, N) -> TFLOP/s of a branch for one
+# lane, and of a load with a predicate, which is in the kernel: both in one run, 2026-11-30.
+BRANCH = {
+    (64, 1024): (302, 311),
+    (64, 16_384): (443, 456),
+    (128, 1024): (383, 395),
+    (128, 16_384): (535, 556),
+}
+# d -> R2UR in the machine code, NVRTC 13.0: the branch; all lanes and __syncwarp; the predicate.
+MOVES = {64: (90, 41, 36), 128: (115, 46, 46)}
 
 
 # ---------------------------------------------------------------- clocks of a tile

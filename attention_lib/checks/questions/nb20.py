@@ -141,7 +141,7 @@ QUESTIONS = [
         text="Rung 7 against rung 6, N = 16,384, no mask. How much faster?",
         options={
             "a": "not at all: the loads were hidden before",
-            "b": "5 to 12%",
+            "b": "5 to 11%",
             "c": "about 1.5 times",
         },
         right="b",

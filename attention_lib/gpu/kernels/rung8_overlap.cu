@@ -37,6 +37,15 @@ __device__ __forceinline__ Work block_of_Q(const Params &p, int work) {
     return {head / p.heads, head % p.heads, row0, tiles_of(p, row0, Br)};
 }
 
+// *x, or 0 where nothing is taken. In PTX: after a branch in C++ ptxas would not know any more which
+// values all lanes of a warp have in common, and move each address of wgmma across, in every tile.
+__device__ __forceinline__ int load_if(bool take, const int *x) {
+    int y = 0;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %1, 0;\n@p ld.shared.s32 %0, [%2];\n}"
+                 : "+r"(y) : "r"((int)take), "r"(shared_address(x)) : "memory");
+    return y;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention(const Params p, const __grid_constant__ TensorMap Q_map,
           const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
@@ -101,8 +110,7 @@ attention(const Params p, const __grid_constant__ TensorMap Q_map,
 
     for (int work = blockIdx.x, n = 0, i = 0; CAUSAL || work < total; n++, work += gridDim.x) {
         wait(&s.Q_full[w], n % 2);
-        if (CAUSAL && first) work = s.work;
-        if (CAUSAL) work = __shfl_sync(~0u, work, 0);  // the same in all lanes, and ptxas knows it
+        if (CAUSAL) work = __shfl_sync(~0u, load_if(first, &s.work), 0);
         if (CAUSAL && work < 0) break;
         Work x = block_of_Q(p, work);
         int top = x.row0 + 64 * w, row = top + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
