@@ -44,43 +44,61 @@ def test_a_d_that_does_not_fit_is_named():
         decoding.stages(256, 101_376, 102_400)
 
 
-@pytest.mark.parametrize("largest", [1, 8])
+REACH = (132, 132, 120, 120)  # SMs that clusters of 1, 2, 4, 8 fill on an H200
+NONE = REACH[:1]  # a GPU without clusters
+
+
+@pytest.mark.parametrize("reach", [NONE, REACH])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("heads", [1, 8, 32, 150, 1024, 5000])
 @pytest.mark.parametrize("tiles", [1, 2, 5, 64, 1000, 4096, 40_000])
-def test_a_cut_is_one_that_the_kernel_can_run(heads, tiles, rows, largest):
-    splits, cluster = decoding.cut(heads, tiles, rows, 132, largest)
-    assert cluster in (1, 2, 4, 8) and cluster <= largest
+def test_a_cut_is_one_that_the_kernel_can_run(heads, tiles, rows, reach):
+    splits, cluster = decoding.cut(heads, tiles, rows, reach)
+    assert cluster in decoding.CLUSTERS[: len(reach)]
     assert splits % cluster == 0 and 1 <= splits <= tiles
     if splits > cluster:  # a counter for each slice of each head
         assert heads * cluster <= decoding.COUNTERS
-    ways = list(decoding.ways(heads, tiles, 132, largest))
-    times = [decoding.duration(heads, tiles, rows, 132, *way) for way in ways]
-    assert decoding.duration(heads, tiles, rows, 132, splits, cluster) == min(times)
+    times = {
+        way[1:]: decoding.duration(heads, tiles, rows, *way)
+        for way in decoding.ways(heads, tiles, reach)
+    }
+    assert times[splits, cluster] == min(times.values())
 
 
 def test_a_short_cache_is_not_split_and_a_long_one_fills_the_gpu():
-    assert decoding.cut(8, 2, 4, 132, 8)[0] == 1
-    assert decoding.cut(150, 4096, 4, 132, 8)[0] == 1  # the batch fills it
+    assert decoding.cut(8, 2, 4, REACH)[0] == 1
+    assert decoding.cut(150, 4096, 4, REACH)[0] == 1  # the batch fills it
     for heads in (1, 2, 8, 16, 64):
-        splits, _ = decoding.cut(heads, 4096, 4, 132, 8)
+        splits, _ = decoding.cut(heads, 4096, 4, REACH)
         assert 0.9 * 132 <= heads * splits <= 132
-    # With 16 rows a merge through memory is dear: clusters make few states of many.
-    splits, cluster = decoding.cut(1, 4096, 16, 132, 8)
-    assert cluster == 8 and splits > cluster
-    assert decoding.cut(1, 4096, 16, 132, 1)[0] < splits
+    # With 16 rows a merge through memory is dear: clusters make few states of many. They fill the
+    # 120 SMs that they can.
+    assert decoding.cut(1, 4096, 16, REACH) == (120, 8)
+    assert decoding.cut(1, 4096, 16, NONE)[0] < 120
 
 
 def test_the_model_of_a_step_by_hand():
     JOIN, MEET = decoding.JOIN, decoding.MEET
-    # One head, 64 tiles, 16 rows. A cluster of 8 blocks: 8 tiles each, 20% slower, and a merge.
-    assert decoding.duration(1, 64, 16, 132, 8, 8) == pytest.approx(8 * 1.2 + JOIN)
+    # One head, 64 tiles, 16 rows. A cluster of 8 blocks: 8 tiles each, and a merge.
+    assert decoding.duration(1, 64, 16, 120, 8, 8) == 8 + JOIN
     # 64 blocks: one tile each. Their 8 clusters merge through memory, in one trip.
-    assert decoding.duration(1, 64, 16, 132, 64, 8) == pytest.approx(1.2 + JOIN + MEET)
+    assert decoding.duration(1, 64, 16, 120, 64, 8) == 1 + JOIN + MEET
+    # 16 clusters of 8 where 15 have room: one waits, or shares SMs with another; and two trips.
+    assert decoding.duration(1, 256, 16, 120, 128, 8) == 2 * 2 + JOIN + 2 * MEET
     # Without clusters a thread has 16 columns of 64 states: 4 x 8 trips.
-    assert decoding.duration(1, 64, 16, 132, 64, 1) == pytest.approx(1 + MEET * 4 * 8)
+    assert decoding.duration(1, 64, 16, 132, 64, 1) == 1 + MEET * 4 * 8
     # 200 heads share 132 SMs: two rounds.
     assert decoding.duration(200, 64, 1, 132, 1, 1) == 2 * 64
+
+
+@needs_gpu
+def test_what_clusters_reach_is_what_the_driver_says():
+    import cupy
+
+    sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    found = decoding.reach(cupy.cuda.Device().id)
+    assert found[0] == sms and list(found) == sorted(found, reverse=True)
+    assert all(n % cluster == 0 for n, cluster in zip(found, decoding.CLUSTERS, strict=False))
 
 
 def test_the_constants_are_those_of_the_kernel():

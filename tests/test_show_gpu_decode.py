@@ -2,7 +2,7 @@
 
 The aim was 0.80 of a copy's rate at 64k and more keys, and never slower than torch's best backend.
 The recording misses it in MQA, where 64k keys are 17 or 34 MB: a step then takes longer to start
-and to merge than to read. Beside torch's best it is within 2% or ahead, by either clock.
+and to merge than to read. Beside torch's best it is within 1% or ahead, by either clock.
 """
 
 from pathlib import Path
@@ -19,7 +19,6 @@ from attention_lib.show import gpu_decode as picture
 
 RECORD, BEFORE = recordings.read("decode"), recordings.read("decode_before")
 ROWS, COPY = RECORD["rows"], RECORD["copy_gbs"]
-SMS = GPUS["H200"].sms
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +46,18 @@ def test_caches_of_64k_keys_and_more_are_read_at_the_rate_of_a_copy():
     long = [r for r in ROWS if r["Nk"] >= 65_536]
     assert all(share(r) >= 0.80 for r in long if r["kv_heads"] > 1)
     slow = [r for r in long if share(r) < 0.80]
-    assert all(r["kv_heads"] == r["batch"] == 1 and r["cache_bytes"] < 140e6 for r in slow)
+    assert len(slow) == 3
+    assert all(r["kv_heads"] == r["batch"] == 1 and r["cache_bytes"] < 70e6 for r in slow)
+    # Nor would a copy that moves as few bytes reach 0.80 of a long one's rate at 17 MB.
+    smallest = min(slow, key=lambda r: r["cache_bytes"])
+    assert smallest["cache_bytes"] / smallest["copy_graph"] / 1e3 < 0.80 * COPY
     assert all(share(r) * COPY * 1e9 < GPUS["H200"].bandwidth for r in ROWS)
 
 
 @pytest.mark.parametrize("kind", ["", "_graph"])
-def test_it_is_not_slower_than_the_best_backend_by_more_than_two_percent(kind):
+def test_it_is_not_slower_than_the_best_backend_by_more_than_one_percent(kind):
     ratios = [r[f"ours{kind}"] / best(r, kind)[0] for r in ROWS]
-    assert max(ratios) < 1.025 and sum(x > 1 for x in ratios) <= 4
+    assert max(ratios) < 1.01 and sum(x > 1 for x in ratios) <= 2
 
 
 def test_short_steps_are_faster_by_either_clock():
@@ -168,7 +171,7 @@ def test_the_line_of_reading_is_bytes_over_the_rate():
 
 def test_the_choice_lies_on_its_curve_and_nothing_below_it():
     cases = {"a": (8, 1024, 4), "b": (1, 256, 16)}
-    ax = picture.draw_cut(cases, SMS).axes[0]
+    ax = picture.draw_cut(cases, tuple(RECORD["reach"])).axes[0]
     for without, curve, point in zip(*(ax.lines[k::3] for k in range(3)), strict=True):
         (x,), (y,) = point.get_data()
         assert dict(zip(*curve.get_data(), strict=True))[x] == y

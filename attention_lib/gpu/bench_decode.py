@@ -8,15 +8,16 @@ A row: d, batch, heads, kv_heads, Nq, Nk, float16; cache_bytes, of K and V toget
 microseconds of a call. `ours` and torch's `flash`, `cudnn`, `efficient` (None where it refuses) are
 calls from Python, one after the other, as many as the GPU keeps up with; the same names with
 `_graph` are replays of a captured CUDA graph, the GPU's time alone, as a serving engine runs them.
-copy_gbs, in the head: bytes read and written a second, in a copy of 1 GiB. Caches rotate, so
-that together they are three times the L2: K and V come from HBM. Torch's math backend is left out:
-it writes S.
+`copy`: a copy that reads and writes as many bytes in all as the cache has. Times are medians over
+rounds in which all take turns. In the head: copy_gbs, bytes read and written a second in a copy of
+1 GiB; reach, see decoding.reach. Caches rotate, so that together they are three times the L2: K and
+V come from HBM. Torch's math backend is left out: it writes S.
 """
 
 import functools
 import statistics
 
-from attention_lib.gpu import recordings
+from attention_lib.gpu import decoding, recordings
 from attention_lib.gpu.bench import BACKENDS, backend
 
 SHAPES = ((1, 32, 8, 1), (1, 32, 32, 1), (1, 16, 1, 1), (4, 16, 4, 4), (8, 32, 8, 1))
@@ -26,8 +27,8 @@ KERNELS = ("decode.cu",)
 COMMAND = "python -m attention_lib.gpu.bench_decode --out FILE"
 
 
-def microseconds(calls, enough=15_000):
-    """Of one call, when the calls take turns: the median of five rounds of `enough`."""
+def timer(calls, enough=15_000):
+    """A function that measures: microseconds of a call, when the calls take turns for `enough`."""
     import torch
 
     def run(n):
@@ -41,10 +42,10 @@ def microseconds(calls, enough=15_000):
 
     run(2 * len(calls))
     n = max(10, int(enough / run(3 * len(calls))))
-    return statistics.median(run(n) for _ in range(5))
+    return lambda: run(n)
 
 
-def graph_microseconds(calls):
+def graph_timer(calls):
     """The same in the replay of one graph that holds each call, several times."""
     import torch
 
@@ -54,7 +55,14 @@ def graph_microseconds(calls):
         for _ in range(rounds):
             for call in calls:
                 call()
-    return microseconds([graph.replay]) / (rounds * len(calls))
+    replay = timer([graph.replay])
+    return lambda: replay() / (rounds * len(calls))
+
+
+def medians(timers, rounds=5):
+    """{name: microseconds}: the median over rounds in which all timers take turns."""
+    times = [{name: measured() for name, measured in timers.items()} for _ in range(rounds)]
+    return {name: round(statistics.median(t[name] for t in times), 1) for name in timers}
 
 
 def row(d, shape, Nk):
@@ -73,18 +81,23 @@ def row(d, shape, Nk):
     ]
     contenders = {"ours": gpu.decode}
     contenders |= {b: functools.partial(backend, b) for b in BACKENDS if b != "math"}
-    times = {}
-    for name, call in contenders.items():
-        calls = [functools.partial(call, Q, K, V) for K, V in caches]
+    calls = {
+        name: [functools.partial(call, Q, K, V) for K, V in caches]
+        for name, call in contenders.items()
+    }
+    halves = (x.flatten().view(torch.uint8).chunk(2) for x in caches)
+    calls["copy"] = [functools.partial(one.copy_, other) for one, other in halves]
+    timers, refused = {}, {}
+    for name, some in calls.items():
         try:
-            calls[0]()
+            some[0]()
         except RuntimeError:
-            if name == "ours":
+            if name not in BACKENDS:
                 raise
-            times |= {name: None, f"{name}_graph": None}
+            refused |= {name: None, f"{name}_graph": None}
             continue
-        times[name] = round(microseconds(calls), 1)
-        times[f"{name}_graph"] = round(graph_microseconds(calls), 1)
+        timers |= {name: timer(some), f"{name}_graph": graph_timer(some)}
+    times = refused | medians(timers)
     about = {"d": d, "batch": batch, "heads": heads, "kv_heads": kv_heads, "Nq": Nq, "Nk": Nk}
     return about | {"cache_bytes": size} | times
 
@@ -128,13 +141,14 @@ def copy_gbs():
 
     x = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     y = torch.empty_like(x)
-    return round(2 * 2**30 / microseconds([lambda: y.copy_(x)]) / 1e3, 1)
+    times = medians({"copy": timer([lambda: y.copy_(x)])})
+    return round(2 * 2**30 / times["copy"] / 1e3, 1)
 
 
 def record():
     """The rows, and where they are from."""
     about = recordings.provenance(COMMAND, KERNELS)
-    return about | {"copy_gbs": copy_gbs(), "rows": measure()}
+    return about | {"copy_gbs": copy_gbs(), "reach": decoding.reach(0), "rows": measure()}
 
 
 def main(argv=None):

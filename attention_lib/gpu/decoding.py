@@ -16,10 +16,9 @@ from attention_lib.inputs import ALIGN, check_bool, check_choice
 
 FILE, THREADS, KEYS, ROWS = "decode.cu", 128, 64, 16  # keys of a tile; rows of Q in one
 COUNTERS = 4096  # as in decode.cu
-# Blocks that read each other's shared memory, and how much longer they read the cache: a cluster
-# lies in one part of the chip, where some SMs stay empty. Measured on an H200, as JOIN and MEET.
-CLUSTERS = {1: 1.0, 2: 1.02, 4: 1.1, 8: 1.2}
-JOIN, MEET = 1, 2.5  # a merge in a cluster, and one through memory, in the time of a tile of keys
+CLUSTERS = (1, 2, 4, 8)  # blocks that may read each other's shared memory
+# A merge in a cluster, and one through memory, in the time of a tile of keys: from an H200.
+JOIN, MEET = 1, 2.5
 SPLITS = np.dtype(  # struct Splits of decode.cu
     [("table", "u8"), ("lengths", "u8")]
     + [(name, "i4") for name in ("splits", "table_row", "page_size")],
@@ -54,36 +53,72 @@ def duration(heads, tiles, rows, sms, splits, cluster):
     """How long a call takes, in the time in which an SM reads a tile of keys: a model.
 
     heads: KV heads of the batch. tiles: of 64 keys. rows: of Q, for each. splits: parts of the keys
-    of a head, each a block of threads. cluster: blocks that merge theirs in shared memory.
+    of a head, each a block of threads. cluster: blocks that merge theirs in shared memory. sms: the
+    SMs that such clusters can fill.
     """
     clusters = splits // cluster
-    reading = -(-heads * splits // sms) * -(-tiles // splits) * CLUSTERS[cluster]
+    reading = -(-heads * splits // sms) * -(-tiles // splits)
     merging = JOIN * (cluster > 1)
     if clusters > 1:  # eight reads at a time, and 128 threads with 4 columns each
         merging += MEET * -(-clusters // 8) * -(-rows // (4 * cluster))
     return reading + merging
 
 
-def ways(heads, tiles, sms, largest):
-    """Every (splits, cluster) that `cut` weighs."""
-    for cluster in CLUSTERS:
+def ways(heads, tiles, reach):
+    """Every (SMs, splits, cluster) that `cut` weighs."""
+    for cluster, sms in zip(CLUSTERS, reach, strict=False):
         # Two blocks share an SM well; two large clusters do not.
         most = max(1, (2 if cluster <= 2 else 1) * sms // heads)
-        if cluster <= largest:
-            for splits in range(cluster, min(most, tiles) + 1, cluster):
-                yield splits, cluster
+        for splits in range(cluster, min(most, tiles) + 1, cluster):
+            yield sms, splits, cluster
 
 
 @functools.lru_cache(maxsize=1024)
-def cut(heads, tiles, rows, sms, largest=1):
-    """(splits, cluster) of the least duration; see there. largest: cluster that the GPU can run.
+def cut(heads, tiles, rows, reach):
+    """(splits, cluster) of the least duration; see there. reach: see the function.
 
     Many splits fill the GPU, few are quick to merge.
     """
     return min(
-        ways(heads, tiles, sms, largest),
-        key=lambda way: (duration(heads, tiles, rows, sms, *way), way),
-    )
+        ways(heads, tiles, reach),
+        key=lambda way: (duration(heads, tiles, rows, *way), way[1:]),
+    )[1:]
+
+
+@functools.cache
+def reach(index):
+    """The SMs of the GPU with this index that clusters can fill, a block on each: by CLUSTERS.
+
+    The driver says it. All SMs of a cluster lie in one part of the chip (a GPC), and where their
+    number is no multiple of 8, clusters of 8 leave some out. A GPU without clusters has one number.
+    """
+    import cupy as cp
+
+    about = cp.cuda.Device(index).attributes
+    if int(cp.cuda.Device(index).compute_capability) < 90:
+        return (about["MultiProcessorCount"],)
+    from cuda.bindings import driver
+
+    with cp.cuda.Device(index):
+        alone = cp.RawKernel('extern "C" __global__ void alone() {}', "alone")
+        alone.max_dynamic_shared_size_bytes = about["MaxSharedMemoryPerBlockOptin"]  # one an SM
+        found = []
+        for cluster in CLUSTERS:
+            size = driver.CUlaunchAttribute()
+            size.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            grid = size.value.clusterDim
+            grid.x, grid.y, grid.z = cluster, 1, 1
+            launch = driver.CUlaunchConfig()
+            launch.gridDimX, launch.gridDimY, launch.gridDimZ = cluster, 1, 1
+            launch.blockDimX, launch.blockDimY, launch.blockDimZ = THREADS, 1, 1
+            launch.sharedMemBytes = alone.max_dynamic_shared_size_bytes
+            launch.attrs, launch.numAttrs = [size], 1
+            function = driver.CUfunction(alone.kernel.ptr)
+            error, clusters = driver.cuOccupancyMaxActiveClusters(function, launch)
+            if error != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"clusters of {cluster} blocks: {error.name}")
+            found.append(cluster * clusters)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- what a call needs
@@ -174,9 +209,8 @@ def plan(lib, Q, K, V, causal, align, table, lengths, thread):
     about = cp.cuda.Device(Q.device).attributes
     # From `seen` on no query sees a key.
     seen = min(Nk, Nq) if causal and align == "upper-left" else Nk
-    sms, kv_all = about["MultiProcessorCount"], batch * kv_heads
-    largest = max(CLUSTERS) if int(cp.cuda.Device(Q.device).compute_capability) >= 90 else 1
-    parts, cluster = cut(kv_all, -(-seen // KEYS), rows, sms, largest)
+    kv_all = batch * kv_heads
+    parts, cluster = cut(kv_all, -(-seen // KEYS), rows, reach(Q.device))
     ahead, _ = stages(
         d, about["MaxSharedMemoryPerBlockOptin"], about["MaxSharedMemoryPerMultiprocessor"]
     )

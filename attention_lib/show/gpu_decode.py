@@ -17,6 +17,15 @@ from attention_lib.inputs import check_positive_int
 from attention_lib.show.style import COLOURS, new_figure
 
 NAMES = {"ours": "ours", "flash": "torch FLASH", "cudnn": "torch cuDNN"}
+# Tried on one H200, 2026-11-30, MQA and large caches, by graph replays: a log, not a recording.
+TRIES = (
+    ("eight warps a block, not four", "MQA, 64k keys", "6 to 7% slower"),
+    ("eight warps a block, not four", "large caches", "from 1% faster to 11% slower"),
+    ("twice the tiles under way, one block an SM", "MQA, 64k keys", "2 to 3% slower"),
+    ("16 states at once in the last merge, not 8", "MQA, 64k keys", "2% faster"),
+    ("copies with the hint L2::128B", "large caches", "within 1.5%, either way"),
+    ("copies with the hint L2::256B", "large caches", "8% slower, or more"),
+)
 STYLES = {  # colour and marker of each
     "ours": (COLOURS["q_outer"], "o"),
     "flash": (COLOURS["flash"], "s"),
@@ -140,20 +149,21 @@ def draw_slices(cluster):
     return fig
 
 
-def draw_cut(cases, sms, largest=8):
+def draw_cut(cases, reach):
     """The model over the number of splits, in clusters of the size that `cut` chooses; its choice
-    is marked. Dashed: the same without clusters. cases: label -> (KV heads, tiles, rows).
+    is marked. Dashed: the same without clusters. cases: label -> (KV heads, tiles, rows). reach: as
+    in decoding.cut.
     """
     fig, ax = new_figure(8, 3.9)
     styles = zip(cases.items(), ("flash", "standard", "q_outer", "hbm"), "os^D", strict=False)
     for (label, case), key, marker in styles:
-        chosen = decoding.cut(*case, sms, largest)
-        for cluster, line in {1: "--", chosen[1]: "-"}.items():
-            ways = [w for w in decoding.ways(*case[:2], sms, largest) if w[1] == cluster]
-            times = [decoding.duration(*case, sms, *w) for w in ways]
-            ax.plot([w[0] for w in ways], times, line, color=COLOURS[key], linewidth=1.3)
-        ax.plot(chosen[0], decoding.duration(*case, sms, *chosen), marker, color=COLOURS[key],
-                markersize=9, label=f"{label}: {chosen[0]}, {chosen[1]}")  # fmt: skip
+        splits, cluster = decoding.cut(*case, reach)
+        times = {w[1:]: decoding.duration(*case, *w) for w in decoding.ways(*case[:2], reach)}
+        for size, line in {1: "--", cluster: "-"}.items():
+            curve = {way[0]: time for way, time in times.items() if way[1] == size}
+            ax.plot(list(curve), list(curve.values()), line, color=COLOURS[key], linewidth=1.3)
+        ax.plot(splits, times[splits, cluster], marker, color=COLOURS[key], markersize=9,
+                label=f"{label}: {splits}, {cluster}")  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="splits of each KV head, log scale")
     _plain(ax.xaxis, [1, 2, 4, 8, 16, 32, 64, 128, 256])
     _plain(ax.yaxis, [10, 30, 100, 300, 1000])
