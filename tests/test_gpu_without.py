@@ -7,14 +7,15 @@ import sys
 import numpy as np
 import pytest
 
-from attention_lib import gpu
-from attention_lib.gpu import bench, counters, ladder, nvrtc, recordings
+from attention_lib import HBM, flash_attention_q_outer, gpu
+from attention_lib.backward import flash_backward
+from attention_lib.gpu import bench, counters, decoding, ladder, nvrtc, recordings
 from attention_lib.traffic import flash_traffic, q_outer_traffic
 
 KERNELS = gpu.kernels()
 OF = {  # recording -> the kernels that ran for it
     "bench": [*KERNELS, "backward.cu", "backward_wgmma.cu"],
-    "counters": KERNELS,
+    "counters": [*KERNELS, "backward.cu", "backward_wgmma.cu", "decode.cu"],
     "sanitizer": recordings.kernels(),
     "decode": ["decode.cu"],
     "train": ["overlap", "backward_wgmma.cu"],
@@ -145,8 +146,12 @@ def counted(**wanted):
     return [r for r in rows if all(r[k] == v for k, v in wanted.items())]
 
 
+def of_rungs():
+    return [r for r in counted() if r["kernel"] in KERNELS]
+
+
 def test_the_predictions_of_the_counters_are_the_closed_forms():
-    for r in recordings.read("counters")["rows"]:
+    for r in of_rungs():
         kernel, (N, heads, d) = ladder.rung(r["kernel"]), (r["N"], r["heads"], r["d"])
         assert r["predicted_dram"] == counters.predicted_dram(kernel, N, heads, d)
         assert r["predicted_l2"] == counters.predicted_l2(kernel, N, heads, d)
@@ -172,7 +177,7 @@ def test_what_unfused_moves_through_dram_is_s_and_p():
 
 
 def test_what_the_fused_rungs_move_into_the_sms_is_the_count_of_their_loop():
-    for r in recordings.read("counters")["rows"]:
+    for r in of_rungs():
         if r["kernel"] not in ("unfused", "algorithm_1", "tensor_cores"):
             outputs = r["heads"] * r["N"] * (2 * r["d"] + 4)  # O and L
             assert r["l2_read"] == pytest.approx(r["predicted_l2"] - outputs, rel=0.005)
@@ -183,7 +188,7 @@ def test_what_the_fused_rungs_move_into_the_sms_is_the_count_of_their_loop():
 
 
 def test_what_the_fused_rungs_read_from_dram_is_each_tensor_once():
-    for r in recordings.read("counters")["rows"]:
+    for r in of_rungs():
         fused = r["kernel"] not in ("unfused", "algorithm_1")
         if fused and r["N"] == 4096:  # where the L2 holds all; O may still be in it at the end
             assert r["dram_read"] == pytest.approx(3 * 2 * r["heads"] * 4096 * r["d"], rel=0.03)
@@ -194,6 +199,89 @@ def test_dram_follows_the_other_account_once_k_and_v_outgrow_l2():
     for r in counted(kernel="pipeline", heads=1):
         ratio[r["N"]] = r["dram_read"] / (3 * 2 * r["N"] * r["d"])
     assert ratio[262_144] > ratio[131_072] > ratio[65_536] > 1 and ratio[262_144] > 5
+
+
+def test_the_bytes_of_the_backward_kernels_are_those_of_the_counted_loop():
+    """`prepare` and `keys` are the two launches of flash_backward, whose dQ is added to in HBM."""
+    N, d = 512, 64
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = rng.standard_normal((4, N, d), dtype=np.float32)
+    O, L = flash_attention_q_outer(Q, K, V, 64, 64)
+    hbm = HBM()
+    flash_backward(Q, K, V, O, L, dO, 64, 128, hbm=hbm)
+    came, went, row = hbm.reads_by, hbm.writes_by, 4 * N
+    made = counters.backward_bytes("backward_mma", N, d)
+    # The kernel reads L once to make L2, and stores it; and it clears dQ.
+    assert made["prepare"] == (
+        2 * (came["O"] + N * d) + row,
+        4 * went["D"] + row + 4 * N * d,
+    )
+    assert made["keys"] == (
+        2 * (came["Q"] + came["K"] + came["V"] + came["dO"] - N * d) + 4 * (came["L"] + came["D"]),
+        2 * (went["dK"] + went["dV"]) + 4 * went["dQ"],
+    )
+    assert made["finish"] == (4 * N * d, 2 * N * d)
+    # Q outside, as the forward pass: K and V pass once for each block of 128 rows.
+    hbm = HBM()
+    flash_attention_q_outer(Q, K, V, 128, 64, hbm=hbm)
+    passes = hbm.reads_by
+    made = counters.backward_bytes("backward_deterministic", N, d)
+    assert made["queries"] == (
+        2 * (2 * passes["Q"] + passes["K"] + passes["V"]) + 2 * row,
+        2 * N * d,
+    )
+    assert made["keys"][1] == 2 * (went["dK"] + went["dV"])
+
+
+def test_what_the_backward_kernels_move_is_their_count():
+    """In, to the byte or nearly. Out, a store of 16 bytes in a row counts as the 32 that L2 takes:
+    dK, dV, and dQ of `queries`; and L2 and D leave as 4 bytes alone. Runs differ by up to 0.3%."""
+    for kernel in bench.BACKWARD:
+        assert len(counted(kernel=kernel)) == 4
+        for r in counted(kernel=kernel):
+            N, heads, d = r["N"], r["heads"], r["d"]
+            dram, l2 = counters.predicted_backward(kernel, N, heads, d)
+            assert (r["predicted_dram"], r["predicted_l2"]) == (dram, l2)
+            sums = zip(*counters.backward_bytes(kernel, N, d).values(), strict=True)
+            came, went = (heads * sum(x) for x in sums)
+            assert came + went == l2
+            assert r["l2_read"] == pytest.approx(came, rel=1e-6)
+            tensors = 3 if kernel == "backward_deterministic" else 2
+            at_most = heads * (tensors * 2 * N * d + 2 * 28 * N)
+            assert 0.75 * at_most < r["l2_write"] - went < at_most + 0.01 * went
+
+
+def test_what_the_backward_kernels_read_from_dram():
+    """Each launch each of its tensors once, as long as L2 holds what a head's blocks share."""
+    for r in (r for kernel in bench.BACKWARD for r in counted(kernel=kernel)):
+        N, heads, d = r["N"], r["heads"], r["d"]
+        added = 0 if r["kernel"] == "backward_deterministic" else 4 * N * d
+        launches = counters.backward_bytes(r["kernel"], N, d, 1).values()
+        once = heads * (sum(came for came, _ in launches) + added)
+        if (N, d) == (16_384, 128):
+            assert 1.05 < r["dram_read"] / once < 1.35
+        else:
+            assert r["dram_read"] == pytest.approx(once, rel=0.02)
+
+
+def test_what_a_decoding_step_moves_is_its_cache_and_its_states():
+    reach = tuple(recordings.read("counters")["reach"])
+    rows = counted(kernel="decode")
+    assert len(rows) == len(counters.STEPS)
+    for r in rows:
+        shape = r["N"], r["heads"], r["d"], r["kv_heads"]
+        dram, l2 = counters.predicted_decode(*shape, reach)
+        assert (r["predicted_dram"], r["predicted_l2"]) == (dram, l2)
+        small = r["N"] == 4096 and r["kv_heads"] == 1  # 1 or 2 MB: m, l and the code count
+        assert r["dram_read"] == pytest.approx(dram, rel=0.03 if small else 0.005)
+        assert 1 <= r["l2_bytes"] / l2 < (1.025 if small else 1.005)
+        # What blocks of a cluster read from each other is counted where it leaves an SM, and where
+        # it enters one.
+        rows_of_a_tile = r["heads"] // r["kv_heads"]
+        splits, cluster = decoding.cut(r["kv_heads"], r["N"] // 64, rows_of_a_tile, reach)
+        exchanged = r["kv_heads"] * splits // cluster * (cluster - 1) * 4 * rows_of_a_tile * r["d"]
+        if cluster == 8:
+            assert exchanged / l2 > 0.02 and r["l2_bytes"] / (l2 - exchanged) > 1.02
 
 
 def test_the_checkers_found_nothing_in_any_kernel():

@@ -5,6 +5,7 @@
 
 memcheck: out of bounds and misaligned; racecheck: shared memory without a barrier between;
 initcheck: memory read before it was written; synccheck: barriers that not all threads reach.
+racecheck does not follow copies by tensor map (notebook 22): for their order, see the tests.
 """
 
 import argparse

@@ -44,13 +44,14 @@ def show_kernel(name, marker=None, lines=20):
 
 
 def show_diff(before, after, marker=None, lines=20):
-    """Print part of the unified diff between two rungs' own files (their headers aside).
+    """Print part of the unified diff between two kernels' own files (their headers aside).
 
-    marker: text of the line of the diff to begin at; None for the first change. lines: how many,
-    at most. Raises ValueError for an unknown rung, or a marker that is nowhere in the diff.
+    before, after: rungs by their names, or files of gpu/kernels/ that are no rung. marker: text of
+    the line of the diff to begin at; None for the first change. lines: how many, at most.
+    Raises ValueError for an unknown kernel, or a marker that is nowhere in the diff.
     """
     check_positive_int("lines", lines)
-    files = [ladder.rung(name).file for name in (before, after)]
+    files = [x if x in recordings.BESIDES else ladder.rung(x).file for x in (before, after)]
     texts = [ladder._read(f).splitlines() for f in files]
     diff = list(difflib.unified_diff(*texts, lineterm="", n=1))[2:]  # without the two names
     if marker is None:

@@ -8,11 +8,11 @@ from attention_lib.gpu import bench, recordings
 N, D = 16_384, 128
 
 
-def _tflops(kernel, d=D, N=N, causal=False):
-    """TFLOP/s of a backward kernel as recorded, float16."""
+def _speed(kernel, d=D, N=N, causal=False, of="tflops"):
+    """TFLOP/s of a backward kernel as recorded, float16; of: or of a backend of its run."""
     key = ("float16", f"backward_{kernel}", d, N, causal)
     return next(
-        r["tflops"]
+        r[of]
         for r in recordings.read("bench")["rows"]
         if (r["dtype"], r["kernel"], r["d"], r["N"], r["causal"]) == key
     )
@@ -27,8 +27,10 @@ def _share():
 def two_speeds(d=D, N=N, causal=False):
     """TFLOP/s of the deterministic mode, if four products run at wgmma's speed and three at
     mma.sync's. Counted as five, as in the bench."""
-    return 5 / (4 / _tflops("wgmma", d, N, causal) + 3 / _tflops("mma", d, N, causal))
+    return 5 / (4 / _speed("wgmma", d, N, causal) + 3 / _speed("mma", d, N, causal))
 
+
+WGMMA, MMA, FLASH = _speed("wgmma"), _speed("mma"), _speed("mma", of="flash")
 
 QUESTIONS = [
     Number(
@@ -123,18 +125,20 @@ QUESTIONS = [
     Number(
         id="p22-5",
         text=(
-            "d = 128, N = 16,384, no mask. With five products, the wgmma kernel has 551 TFLOP/s\n"
-            "and the mma.sync kernel 252. The deterministic mode runs four products on wgmma and\n"
-            "three on mma.sync. Its speed is counted as five products over the whole time. How\n"
-            "many TFLOP/s, if each product takes as long as it does now?"
+            f"d = 128, N = 16,384, no mask. With five products, the wgmma kernel has {WGMMA:.0f} "
+            "TFLOP/s\n"
+            f"and the mma.sync kernel {MMA:.0f}. The deterministic mode runs four products on\n"
+            "wgmma and three on mma.sync. Its speed is counted as five products over the whole\n"
+            "time. How many TFLOP/s, if each product takes as long as it does now?"
         ),
         unit="TFLOP/s",
         truth=two_speeds,
-        why="4/551 + 3/252 is the time; five over it.",
-        hint="Add times, not speeds. How long do four products take at 551, and three at 252?",
+        why=f"4/{WGMMA:.0f} + 3/{MMA:.0f} is the time; five over it.",
+        hint=f"Add times, not speeds. How long do four products take at {WGMMA:.0f}, and three at "
+        f"{MMA:.0f}?",
         slips={
             "mean-of-speeds": (
-                lambda: (4 * _tflops("wgmma") + 3 * _tflops("mma")) / 7,
+                lambda: (4 * _speed("wgmma") + 3 * _speed("mma")) / 7,
                 "You averaged speeds. The slow part takes longer, so it counts for more.",
             ),
             "seven-counted": (
@@ -142,7 +146,7 @@ QUESTIONS = [
                 "You counted seven products as useful. The work asked for is five.",
             ),
             "all-wgmma": (
-                lambda: 5 / 7 * _tflops("wgmma"),
+                lambda: 5 / 7 * _speed("wgmma"),
                 "That is with all seven at wgmma's speed. The second kernel has mma.sync.",
             ),
         },
@@ -150,7 +154,8 @@ QUESTIONS = [
     Choice(
         id="p22-6",
         text=(
-            "The kernel on mma.sync is at 0.86 of torch's FLASH backward (d = 128, N = 16,384).\n"
+            f"The kernel on mma.sync is at {MMA / FLASH:.2f} of torch's FLASH backward (d = 128, "
+            "N = 16,384).\n"
             "Now the same algorithm with wgmma, TMA and a warpgroup that loads. How many times\n"
             "faster is it?"
         ),
@@ -166,6 +171,25 @@ QUESTIONS = [
             "b": "That would be so if both ran at their limit. The kernel on mma.sync does not.",
             "c": "A higher limit, and more of it reached: the products overlap with exp and dS.",
             "d": "That would be past the peak of the tensor cores.",
+        },
+    ),
+    Choice(
+        id="p22-7",
+        text=(
+            "The deterministic mode adds nothing to dQ. But `queries` has Q outside: each of its\n"
+            "blocks loads all of K and V. How many bytes go between the SMs and L2, compared with\n"
+            "the mode that adds?"
+        ),
+        options={
+            "a": "about half as many: the adding was most of it",
+            "b": "about as many",
+            "c": "about twice as many: two kernels pass over everything",
+        },
+        right="b",
+        remarks={
+            "a": "The adding goes away, and something comes instead. Count both for one block.",
+            "b": "A block added 4Nd bytes of dQ, in float. Now one loads 4Nd bytes of K and V.",
+            "c": "Only `queries` comes in addition, and the adding is gone. Count one block each.",
         },
     ),
     Choice(

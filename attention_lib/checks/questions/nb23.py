@@ -9,6 +9,7 @@ from attention_lib.show.gpu_decode import versions
 H200 = GPUS["H200"]
 HEADS, KV_HEADS, LONG, D = 32, 8, 262_144, 128
 COPY = recordings.read("decode")["copy_gbs"]
+REACH = tuple(recordings.read("decode")["reach"])
 
 
 def _cache_bytes(kv_heads=KV_HEADS, element_bytes=2):
@@ -36,7 +37,7 @@ def _recorded(kv_heads):
 
 
 def _splits():
-    return decoding.cut(KV_HEADS, 1024, HEADS // KV_HEADS, H200.sms, 8)[0]
+    return decoding.cut(KV_HEADS, 1024, HEADS // KV_HEADS, REACH)[0]
 
 
 def _gap():
@@ -234,6 +235,23 @@ QUESTIONS = [
                 lambda: 4 * ROWS * D / 1024 / CLUSTER,
                 "That is a slice of one state. It needs this slice of all states.",
             ),
+        },
+    ),
+    Choice(
+        "p23-11",
+        "A counter at each SM counts bytes that enter it from L2 or from elsewhere, and another "
+        "one those that leave it. A block reads 1 KB from the shared memory of another block of "
+        "its cluster, on another SM. What do the two counters add up, over all SMs?",
+        {
+            "a": "nothing: shared memory is not memory behind L2",
+            "b": "1 KB entered",
+            "c": "1 KB left, and 1 KB entered",
+        },
+        "c",
+        {
+            "a": "It is another SM's. The bytes must come out of that SM, and into this one.",
+            "b": "They came from somewhere: out of another SM.",
+            "c": "Out of the one, into the other. A count of both ways has it twice.",
         },
     ),
     Choice(
