@@ -6,9 +6,10 @@
 
 The text is the source of this library: the model learns to write Python. Two layers, 300 steps,
 the same weights and the same batches for every attention; what differs is the rounding. How much
-that alone changes a loss is seen by the framework's own backends, one against the other.
-A row: attention ("ours", or a backend of torch), seed, losses (natural logarithm, a value a step),
-seconds. Imports torch.
+that alone changes a loss is seen by the framework's own backends, one against the other, and by
+the same training run again: some sums are added up in any order.
+A row: attention ("ours", or a backend of torch), seed, run, losses (natural logarithm, a value a
+step), seconds. Imports torch.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from attention_lib.gpu import recordings
 
 STEPS, BATCH, N, WIDTH, HEADS, LAYERS, BYTES = 300, 16, 512, 256, 4, 2, 256
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
-SEEDS = (0, 1)
+SEEDS, RUNS = (0, 1), 4
 KERNELS = ("overlap", "backward_wgmma.cu")  # what ours runs on a Hopper GPU
 COMMAND = "python -m attention_lib.gpu.train --out FILE"
 
@@ -123,13 +124,14 @@ def write(model, start="def ", length=200, seed=0):
 
 
 def measure():
-    """The rows: every attention from each of two starts."""
+    """The rows: every attention from each of two starts, RUNS times."""
     rows = []
-    for seed, attention in itertools.product(SEEDS, ("ours", *BACKENDS)):
+    for seed, run, attention in itertools.product(SEEDS, range(RUNS), ("ours", *BACKENDS)):
         begin = time.perf_counter()
         _, losses = train(attention, seed)
         rows.append(
-            {"attention": attention, "seed": seed, "losses": [round(x, 4) for x in losses]}
+            {"attention": attention, "seed": seed, "run": run}
+            | {"losses": [round(x, 4) for x in losses]}
             | {"seconds": round(time.perf_counter() - begin, 1)}
         )
     return rows
@@ -137,10 +139,11 @@ def measure():
 
 def show(rows):
     """The rows as lines of text: some of the losses."""
-    yield f"{'attention':11}{'seed':>5}" + "".join(f"{n:>8}" for n in (1, 50, 100, 200, 300))
+    steps = (1, 50, 100, 200, 300)
+    yield f"{'attention':11}{'seed':>5}{'run':>5}" + "".join(f"{n:>8}" for n in steps)
     for r in rows:
-        some = (r["losses"][n - 1] for n in (1, 50, 100, 200, 300) if n <= len(r["losses"]))
-        yield f"{r['attention']:11}{r['seed']:5}" + "".join(f"{x:8.3f}" for x in some)
+        some = (r["losses"][n - 1] for n in steps if n <= len(r["losses"]))
+        yield f"{r['attention']:11}{r['seed']:5}{r['run']:5}" + "".join(f"{x:8.3f}" for x in some)
 
 
 def record():

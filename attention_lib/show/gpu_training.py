@@ -1,6 +1,7 @@
 """Notebook 24: do two trainings agree? From recordings, or small enough for a CPU: no torch."""
 
 import ast
+import itertools
 from importlib import resources
 
 import numpy as np
@@ -15,16 +16,51 @@ def smooth(losses, width=20):
     return np.convolve(losses, np.ones(width) / width, "valid")
 
 
-def apart(rows, a, b, seed=0):
-    """The largest difference between the smoothed losses of two attentions, from the same start."""
-    curve = {r["attention"]: smooth(r["losses"]) for r in rows if r["seed"] == seed}
-    return float(np.abs(curve[a] - curve[b]).max())
+def distances(rows, a, b, seed=0):
+    """How far runs of attentions a and b are apart, from the same start: a list, a number a pair.
+
+    rows: those of the recording "train". A number is the largest difference between two curves of
+    smoothed losses, in nats. a == b: each pair of different runs, once.
+    """
+    if a == b:
+        pairs = itertools.combinations(_curves(rows, a, seed), 2)
+    else:
+        pairs = itertools.product(_curves(rows, a, seed), _curves(rows, b, seed))
+    return [float(np.abs(x - y).max()) for x, y in pairs]
+
+
+def kinds(rows, seed=0):
+    """The distances from one start by kind of pair: name of the kind -> list of numbers in nats.
+
+    Torch's attentions are all but "ours". Each pair of runs is in one kind.
+    """
+    theirs = sorted({r["attention"] for r in rows if r["seed"] == seed} - {"ours"})
+    pairs = {
+        "ours, twice": [("ours", "ours")],
+        "one of torch's, twice": [(a, a) for a in theirs],
+        "two of torch's": itertools.combinations(theirs, 2),
+        "ours and one of torch's": [("ours", a) for a in theirs],
+    }
+    return {
+        kind: [x for a, b in some for x in distances(rows, a, b, seed)]
+        for kind, some in pairs.items()
+    }
 
 
 def noise(rows, seed=0):
-    """The largest difference between any two of the framework's own backends: rounding alone."""
-    theirs = sorted({r["attention"] for r in rows if r["seed"] == seed} - {"ours"})
-    return max(apart(rows, a, b, seed) for a in theirs for b in theirs if a < b)
+    """The largest distance between two runs of torch's, the same backend twice included: nats."""
+    found = kinds(rows, seed)
+    return max(found["one of torch's, twice"] + found["two of torch's"])
+
+
+def between_starts(rows, attention="flash"):
+    """The least distance between a run from seed 0 and one from seed 1, in nats."""
+    starts = [_curves(rows, attention, seed) for seed in (0, 1)]
+    return min(float(np.abs(x - y).max()) for x, y in itertools.product(*starts))
+
+
+def _curves(rows, attention, seed):
+    return [smooth(r["losses"]) for r in rows if (r["attention"], r["seed"]) == (attention, seed)]
 
 
 def show_part(file, name, after=None):
@@ -175,6 +211,29 @@ def draw_apart(differences, limit, label="noise", first=1, style=0):
     ax.set_yscale("log")
     ax.set(xlabel="step", ylabel="difference of the loss")
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+def draw_distances(starts, level, label):
+    """A dot for each pair of runs, on a log axis, a row for each kind; a bar at each median.
+
+    starts: title -> kinds(...), a panel each. level, label: a line to compare with, in nats.
+    """
+    fig, axes = new_figure(9.4, 3.4, ncols=len(starts), sharey=True, squeeze=False)
+    for ax, (title, found) in zip(axes[0], starts.items(), strict=True):
+        for y, values in enumerate(found.values()):
+            colour, _, marker = STYLES[y % len(STYLES)]
+            up = y + 0.22 * np.sin(2.4 * np.arange(len(values)))  # beside one another
+            ax.plot(values, up, marker, color=colour, markersize=4.5, alpha=0.6)
+            ax.plot([np.median(values)] * 2, [y - 0.36, y + 0.36], color=COLOURS["limit"])
+        ax.axvline(level, color=COLOURS["limit"], linestyle=(0, (1, 3)), linewidth=1.2)
+        ax.annotate(label, (level, 1), xycoords=("data", "axes fraction"), xytext=(-4, -2),
+                    textcoords="offset points", ha="right", va="top", fontsize=9.5)  # fmt: skip
+        ax.set_xscale("log")
+        ax.set(xlabel="distance of two loss curves", xlim=(4e-5, 0.1))
+        ax.set_yticks(range(len(found)), found)
+        ax.set_title(title, fontsize=11)
+    axes[0][0].invert_yaxis()
     return fig
 
 

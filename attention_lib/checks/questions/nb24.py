@@ -4,17 +4,19 @@ import math
 
 from attention_lib.checks.kinds import Choice, Number
 from attention_lib.gpu import recordings
-from attention_lib.show.gpu_training import apart, smooth
+from attention_lib.show.gpu_training import kinds, smooth
 
 
 def last_loss(attention="ours", seed=0):
-    """Mean of the last 20 recorded losses, natural logarithm."""
+    """Mean of the last 20 losses of the first recorded run, natural logarithm."""
     rows = recordings.read("train")["rows"]
     row = next(r for r in rows if (r["attention"], r["seed"]) == (attention, seed))
     return float(smooth(row["losses"])[-1])
 
 
-APART = apart(recordings.read("train")["rows"], "ours", "flash")
+STARTS = [kinds(recordings.read("train")["rows"], seed) for seed in (0, 1)]
+TWICE = [x for start in STARTS for x in start["ours, twice"]]
+APART = max(x for start in STARTS for x in start["ours and one of torch's"])
 QUESTIONS = [
     Number(
         id="p24-1",
@@ -35,20 +37,26 @@ QUESTIONS = [
     Choice(
         id="p24-2",
         text=(
-            "The same weights and the same batches, 300 steps, once with our kernels, once with\n"
-            "PyTorch's FLASH backend. All is computed in bfloat16, in another order. How far\n"
-            "apart are the two curves at most, as means of 20 steps?"
+            "The same training twice: our kernels, the same first weights, the same batches,\n"
+            "300 steps in bfloat16. How far apart are the two loss curves at most, as means of\n"
+            "20 steps?"
         ),
         options={
-            "a": "not at all: the same bits",
-            "b": "about 0.001 or less",
+            "a": "not at all: the same program gives the same bits",
+            "b": "about 0.001 or less, but not 0",
             "c": "about 0.05, as two starts with other random weights",
             "d": "about 1: small differences grow",
         },
         right="b",
         remarks={
-            "a": "Another order of sums gives other last bits, and the next step starts from them.",
-            "b": "Rounding moves the weights a little, and the loss hardly.",
+            "a": (
+                "The backward pass adds to dQ in the order in which the blocks come. Another\n"
+                "order gives other last bits, and the next step starts from them."
+            ),
+            "b": (
+                "Rounding moves the weights a little, and the loss hardly. Recorded, pairs of\n"
+                f"runs from two starts: {min(TWICE):.5f} to {max(TWICE):.5f}."
+            ),
             "c": "Other weights and other batches do much more than rounding.",
             "d": "They do grow. But both are pulled to where the loss is low, at the same pace.",
         },
@@ -115,13 +123,13 @@ QUESTIONS = [
         text=f"What makes a difference of {APART:.4f} between two loss curves large or small?",
         options={
             "a": "whether it is below 0.1%",
-            "b": "how far apart two right implementations are, with the same start and batches",
+            "b": "how far apart runs of right implementations are, with the same start and batches",
             "c": "how far apart two starts with other random weights are",
         },
         right="b",
         remarks={
             "a": "A small percentage can still be a mistake, and a large one rounding.",
-            "b": "That is the noise. What is within it, rounding explains.",
+            "b": "That is the noise, and it takes several runs. Rounding explains what is within.",
             "c": "That is much more, and would hide a mistake.",
         },
     ),
