@@ -229,7 +229,8 @@ def kernels_of(call):
     from torch.profiler import ProfilerActivity, profile
 
     call()  # the first call may load libraries
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=both, acc_events=True) as trace:  # else torch 2.11 warns of cycles
         call()
         torch.cuda.synchronize()
     on_gpu = torch.autograd.DeviceType.CUDA
