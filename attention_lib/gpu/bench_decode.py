@@ -8,10 +8,11 @@ A row: d, batch, heads, kv_heads, Nq, Nk, float16; cache_bytes, of K and V toget
 microseconds of a call. `ours` and torch's `flash`, `cudnn`, `efficient` (None where it refuses) are
 calls from Python, one after the other, as many as the GPU keeps up with; the same names with
 `_graph` are replays of a captured CUDA graph, the GPU's time alone, as a serving engine runs them.
-`copy`: a copy that reads and writes as many bytes in all as the cache has. Times are medians over
-rounds in which all take turns. In the head: copy_gbs, bytes read and written a second in a copy of
-1 GiB; reach, see decoding.reach. Caches rotate, so that together they are three times the L2: K and
-V come from HBM. Torch's math backend is left out: it writes S.
+`copy`: a copy that reads and writes as many bytes in all as the cache has (the largest take longer
+in a graph than from Python). Times are medians over rounds in which all take turns. In the head:
+copy_gbs, bytes read and written a second in a copy of 1 GiB; reach, see decoding.reach. Caches
+rotate, so that together they are three times the L2: K and V come from HBM. Torch's math backend is
+left out: it writes S.
 """
 
 import functools
