@@ -8,8 +8,8 @@ from attention_lib.show.gpu_decode import versions
 
 H200 = GPUS["H200"]
 HEADS, KV_HEADS, LONG, D = 32, 8, 262_144, 128
-COPY = recordings.read("decode")["copy_gbs"]
-REACH = tuple(recordings.read("decode")["reach"])
+RECORD = recordings.read("decode")
+COPY, REACH = RECORD["copy_gbs"], tuple(RECORD["reach"])
 
 
 def _cache_bytes(kv_heads=KV_HEADS, element_bytes=2):
@@ -25,9 +25,7 @@ def _row(heads, kv_heads, Nk, d=D):
     """The recorded row of one sequence."""
     key = (d, 1, heads, kv_heads, Nk)
     return next(
-        r
-        for r in recordings.read("decode")["rows"]
-        if (r["d"], r["batch"], r["heads"], r["kv_heads"], r["Nk"]) == key
+        r for r in RECORD["rows"] if (r["d"], r["batch"], r["heads"], r["kv_heads"], r["Nk"]) == key
     )
 
 

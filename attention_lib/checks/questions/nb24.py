@@ -6,15 +6,16 @@ from attention_lib.checks.kinds import Choice, Number
 from attention_lib.gpu import recordings
 from attention_lib.show.gpu_training import kinds, smooth
 
+ROWS = recordings.read("train")["rows"]
+
 
 def last_loss(attention="ours", seed=0):
     """Mean of the last 20 losses of the first recorded run, natural logarithm."""
-    rows = recordings.read("train")["rows"]
-    row = next(r for r in rows if (r["attention"], r["seed"]) == (attention, seed))
+    row = next(r for r in ROWS if (r["attention"], r["seed"]) == (attention, seed))
     return float(smooth(row["losses"])[-1])
 
 
-STARTS = [kinds(recordings.read("train")["rows"], seed) for seed in (0, 1)]
+STARTS = [kinds(ROWS, seed) for seed in (0, 1)]
 TWICE = [x for start in STARTS for x in start["ours, twice"]]
 APART = max(x for start in STARTS for x in start["ours and one of torch's"])
 QUESTIONS = [
